@@ -7,6 +7,8 @@ the machine's two cores do not decide.  The model is a small one, that they keep
     gap   the time between the last chunk from the one worker and the first from the other in a move by KV: to an idle
           worker, and to one that has just got the prompt
     ITL   all times between two chunks of streams on a worker that is given prompts at random
+    question, book   the time until the first token of 64 tokens that come when each worker has just begun on a long
+          prompt, and of these prompts
 """
 
 import argparse
@@ -28,8 +30,9 @@ from tests.serve.daemon_process import DaemonProcess
 
 STEP_S, PROMPT_TOKEN_S = 0.03, 0.00025
 TODAY = """
-from melld.engine.worker.residency.budget import StepBudget
+from melld.engine.worker.residency.budget import DueTimes, StepBudget
 StepBudget._prepare = lambda self: None
+DueTimes._line_up = lambda self, request: self._enqueue(request)
 """
 SMALL = Setting(
     kind="cpu",
@@ -88,6 +91,19 @@ def gap(served: Served, prompt_tokens: int) -> float | None:
     return None if prompt_tokens and prompt.arrivals_s[0] < ended_s - report["gap_s"] else float(report["gap_s"])
 
 
+def question(served: Served, book_tokens: int) -> tuple[float, float]:
+    """Return the TTFT of a question beside books, and the mean one of these."""
+    asked_s = time.monotonic()
+    books = [served.stream(book_tokens, 2) for _ in range(2)]
+    served.operator.wait(lambda status: [one["phase"] for one in status["requests"]] == ["prefilling"] * 2, 30.0)
+    question_s = time.monotonic()
+    asked = served.stream(64, 2)
+    for stream in (asked, *books):
+        stream.result()
+    served.operator.wait_idle()
+    return asked.arrivals_s[0] - question_s, statistics.fmean(book.arrivals_s[0] - asked_s for book in books)
+
+
 def itls(served: Served, seconds: float, prompt_tokens: int, rate: float, seed: int) -> tuple[list[float], list[float]]:
     """Return the times between the chunks of eight streams beside prompts at random, and those prompts' TTFTs."""
     chance = random.Random(seed)
@@ -122,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=15, help="of each kind")
     parser.add_argument("--beside", type=int, nargs="+", default=[4096, 16384], help="tokens of prompts to move beside")
+    parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
     parser.add_argument("--rate", type=float, default=0.4, help="prompts a second in a window")
@@ -144,6 +161,9 @@ def main() -> int:
                 found, ttfts = itls(served, asked.seconds, asked.prompt_tokens, asked.rate, window + 1)
                 latencies.setdefault((served.name, "ITL"), []).extend(found)
                 latencies.setdefault((served.name, "TTFT"), []).extend(ttfts)
+        for _, served in itertools.product(range(asked.questions), both):
+            for of, found_s in zip(("question", "book"), question(served, asked.beside[-1]), strict=True):
+                latencies.setdefault((served.name, of), []).append(found_s)
         for (way, of), values in latencies.items():
             print(json.dumps({"way": way, "of": of} | figures(values)), flush=True)
         pauses: dict[tuple[str, str], list[float]] = {}

@@ -122,6 +122,7 @@ def make_slots(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
             ),
             step_limit=_step_limit(config),
+            ttft_s=config.targets.ttft_s,
             age_s=config.priorities.age_s,
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuids=tuple(own), spec=spec))

@@ -61,6 +61,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for its KV, of which it uses what it is granted; None: it has its own."""
     step_limit: StepLimit | None = None
     """None: prompts take what vLLM gives them."""
+    ttft_s: float = 2.0
+    """The target of first tokens, by which prompts take turns."""
     age_s: float = 60.0
     """A request that has waited on the worker for so long goes before all others there."""
 

@@ -5,7 +5,7 @@ spends in the order of `running`, then on requests that wait: by itself a long p
 request that has just arrived by a move waits until that prompt ends.
 
     limit of a step    = chunk + decodes + arrivals      scheduler.max_num_scheduled_tokens
-    limit of a prompt  = chunk, shared out among the prompts under way while an arrival or a more urgent prompt waits
+    limit of a prompt  = chunk, shared out among the prompts under way while an arrival waits, or one that goes first
                                                          scheduler_config.long_prefill_token_threshold
 
 The chunk is what the target leaves beside the decodes, and without a target all that vLLM allows.  Where nobody would
@@ -16,16 +16,19 @@ than its decodes: each prompt gets one token.
 import collections
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire.spec import StepLimit
 from melld.scheduler.steptimes import StepTimes
+from melld.scheduler.targets import Targets
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
 
 FIRST = -1_000
 """More urgent than any client may be."""
@@ -61,6 +64,36 @@ class Ages:
                 line.add_request(request)
 
 
+class DueTimes:
+    """When the first tokens of an engine's requests are due, which its line goes by among requests of one priority.
+
+    vLLM's line goes by their arrival, so that a short question waits until the book before it is read.  Where first
+    come, first served is in time for all, so is whoever is due first; `arrival_time` says that until the first token,
+    and afterwards again who came last, whom vLLM preempts.  `ttft_s`, `times`: the target, and what prompts take.
+    """
+
+    def __init__(self, scheduler: "Scheduler", ttft_s: float, times: Callable[[], StepTimes]) -> None:
+        self._targets = Targets(ttft_s=ttft_s)
+        self._times = times
+        self._arrived_s: weakref.WeakKeyDictionary[Request, float] = weakref.WeakKeyDictionary()
+        self._enqueue = scheduler._enqueue_waiting_request  # noqa: SLF001
+        scheduler._enqueue_waiting_request = self._line_up  # noqa: SLF001
+
+    def met(self, running: "Iterable[Request]") -> None:
+        """Note the first tokens of these requests; call it before each step."""
+        if self._arrived_s:
+            for request in running:
+                if not request.is_prefill_chunk and (arrived_s := self._arrived_s.pop(request, None)) is not None:
+                    request.arrival_time = arrived_s
+
+    def _line_up(self, request: "Request") -> None:
+        costs = self._times().costs
+        if costs is not None and not request.num_output_tokens and request not in self._arrived_s:
+            self._arrived_s[request] = request.arrival_time
+            request.arrival_time += self._targets.first_token_s(costs.prompt_token_s * request.num_prompt_tokens)
+        self._enqueue(request)
+
+
 class StepCounts(NamedTuple):
     """Counts of what a step computed."""
 
@@ -71,15 +104,18 @@ class StepCounts(NamedTuple):
 class StepBudget:
     """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
 
-    `expected` returns how many requests have a reservation here: they may go on at any moment.  `ages` looks at those
-    that wait before each step.
+    `ttft_s`: the target of first tokens.  `expected` returns how many requests have a reservation here: they may go on
+    at any moment.  `ages` looks at those that wait before each step.
     """
 
-    def __init__(self, engine: "EngineCore", limit: StepLimit | None, expected: Callable[[], int], ages: Ages) -> None:
+    def __init__(
+        self, engine: "EngineCore", limit: StepLimit | None, ttft_s: float, expected: Callable[[], int], ages: Ages
+    ) -> None:
         self.limit = limit
         self._ages = ages
         self.times = StepTimes()
         self._scheduler: Any = engine.scheduler
+        self._due = DueTimes(self._scheduler, ttft_s, lambda: self.times)
         self._expected = expected
         self._config = config = self._scheduler.scheduler_config
         self._most_tokens = int(self._scheduler.max_num_scheduled_tokens)
@@ -123,16 +159,17 @@ class StepBudget:
         return output
 
     def _prepare(self) -> None:
-        """Put decodes first and urgent prompts before the others, and set the limits of the step."""
+        """Put decodes first, then prompts by priority and when they are due, and set the limits of the step."""
         self._ages.look()
         scheduler = self._scheduler
+        self._due.met(scheduler.running)
         prompts = [request for request in scheduler.running if request.is_prefill_chunk]
         if prompts:
             decoding = [request for request in scheduler.running if not request.is_prefill_chunk]
-            prompts.sort(key=lambda request: (request.priority, request.arrival_time))
+            prompts.sort(key=_turn)
             scheduler.running[:] = decoding + prompts
         if self._cuts and (prompts or scheduler.waiting or scheduler.kv_holding_waiting):
-            urgent = prompts and scheduler.waiting and scheduler.waiting.peek_request().priority < prompts[0].priority
+            urgent = prompts and scheduler.waiting and _turn(scheduler.waiting.peek_request()) < _turn(prompts[0])
             self._cut(len(scheduler.running) - len(prompts), len(prompts), 1 if urgent else 0)
         else:
             self._arrived.clear()
@@ -166,3 +203,8 @@ class StepBudget:
     def _limit(self, step_tokens: int, prompt_tokens: int) -> None:
         self._scheduler.max_num_scheduled_tokens = step_tokens
         self._config.long_prefill_token_threshold = prompt_tokens
+
+
+def _turn(request: "Request") -> tuple[int, float]:
+    """Return what vLLM's line goes by, smaller first."""
+    return request.priority, request.arrival_time

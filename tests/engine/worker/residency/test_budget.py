@@ -1,11 +1,12 @@
 """A prompt under way holds up nobody: what a step computes, on real vLLM workers."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.engine.worker.residency.pair import Case, Pair, Running
-from tests.engine.worker.residency.test_residency import GREEDY, SAMPLED
+from tests.engine.worker.residency.test_residency import GREEDY, SAMPLED, crowded
 
 LONG = Case(
     "1,400 tokens", tuple(300 + 13 * i % 1500 for i in range(1400)), {"temperature": 0.0, "max_tokens": 4}
@@ -13,6 +14,8 @@ LONG = Case(
 OTHER = Case("1,200 tokens", tuple(90 + 17 * i % 1900 for i in range(1200)), LONG.params)
 TARGET = (0.06, 0.03, 0.001, 0.00025)
 """60 ms for steps of 30 ms, 1 ms a decode and 0.25 ms a prompt token: 116 tokens beside one decode."""
+SLOW = (60.0, 0.03, 0.001, 0.01)
+"""10 ms a prompt token: LONG takes 14 s, and is due 56 s after it has come."""
 
 
 @pytest.fixture
@@ -140,6 +143,47 @@ def test_an_operators_own_limit_holds_and_the_more_urgent_prompt_goes_first(pair
     pair.step()
     assert [pair.there("facts", one.request_id).num_computed_tokens for one in (first, urgent)] == [80, 80 + 255]
     pair.finish(decoding, first, urgent)
+
+
+def test_a_question_does_not_wait_until_a_book_is_read(pair: Pair) -> None:
+    """It overtakes a prompt that waits and one under way, as these are due later, and changes no token of them."""
+    expected = pair.all_unmoved([LONG, OTHER, GREEDY])
+    pair.there("aim", *SLOW)
+    others = [pair.start(one, pair.there) for one in (LONG, OTHER)]
+    pair.step(2)
+    question = pair.start(GREEDY, pair.there)
+    assert tokens_of_each_step(pair, question, 2) == [1, 1]
+    assert not any(other.answer.tokens for other in others)
+    assert expected == pair.finish(*others, question)
+
+
+def test_a_book_is_read_in_its_time(pair: Pair) -> None:
+    """Questions overtake it only as long as it is not due before them."""
+    pair.there("aim", *SLOW)
+    options = {"arrival_time": time.time() - 60.0, "cache_salt": "book"}
+    pair.there("add", "book", list(LONG.prompt), LONG.params, options)
+    book = pair.live["book"] = Running(LONG, "book", pair.there)
+    questions = [pair.start(GREEDY, pair.there) for _ in range(2)]
+    while not book.answer.tokens:
+        pair.step()
+        assert not any(question.answer.tokens for question in questions) or book.answer.tokens
+    pair.finish(book, *questions)
+
+
+def test_what_was_read_is_kept_before_what_came_later(pair: Pair) -> None:
+    """Where blocks run out, it is the last to come who waits, however long the prompt of the first was."""
+    first = Case("grows from 4 blocks to 6", LONG.prompt[:100], GREEDY.params | {"max_tokens": 80})
+    later = Case("grows from 2 blocks to 5", LONG.prompt[:40], GREEDY.params | {"max_tokens": 100})
+    pair.here("aim", *SLOW)
+    preempted = pair.preemptions
+    with crowded(pair):  # 15 blocks are left
+        kept = pair.start(first)
+        pair.step()
+        others = [pair.start(later) for _ in range(3)]
+        assert tokens_of_each_step(pair, kept, 79) == [1] * 79
+        pair.finish(*others)
+    assert pair.preemptions > preempted
+    pair.here("aim", None)
 
 
 def test_the_prompt_of_an_urgent_request_goes_first(pair: Pair) -> None:
