@@ -198,6 +198,21 @@ def test_who_leaves_before_its_grammar_is_compiled_does_not_come(wired_to: WireU
     assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
 
 
+def test_a_late_cancellation_of_a_move_leaves_who_has_come_back_since(wired_to: WireUp) -> None:
+    """It is repeated where a long step keeps the answer; the request, whose source has died, resumes here meanwhile."""
+    vllm = Compiling()
+    wired = wired_to(vllm.prepare)
+    tokens = msgspec.msgpack.encode([7])
+    cancels = [say.CancelReservation(move=1, number=number, request="r1", lease=1) for number in (2, 3)]
+    wired.send(say.ReserveBlocks(move=1, number=1, request="r1", token_capacity=1), b"first", tokens)
+    wired.send(cancels[0])
+    wired.send(wire.ResumeRequest(request="r1", lease=2), b"again", tokens)
+    wired.send(cancels[1])
+    assert [wired.inbox.get(timeout=DEADLINE_S) for _ in cancels] == cancels
+    vllm.grammars[b"again"].set_result(None)
+    assert wired.inbox.get(timeout=DEADLINE_S).lease == 2
+
+
 def test_a_worker_ends_with_the_thread_that_it_cannot_do_without() -> None:
     """One that can no longer read or write its wire is replaced at once, and says why with its last line."""
     code = """
