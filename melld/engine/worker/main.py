@@ -98,7 +98,7 @@ class EngineLoop:
             self._parts.borrower.go_on(is_busy)
             if is_busy:
                 self._step()
-            else:
+            elif not self._stopping:
                 if not self._parts.dozer.dozes:
                     self._parts.reporter.report(None, 0.0)
                     self._parts.dozer.go_on()
