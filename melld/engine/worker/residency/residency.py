@@ -22,6 +22,7 @@ from melld.engine.pin import check_vllm_version
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, complete_arrival, prepare_arrival
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.departure import Departures, Stillness
+from melld.engine.worker.residency.preemption import forget_uncomputed
 from melld.engine.worker.residency.rules import (
     adapter_refusal,
     engine_name,
@@ -58,6 +59,7 @@ class Residency:
         # With steps in flight, one of them may still write to a block that an ended request has freed.  Vital here, as
         # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
         self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
+        forget_uncomputed(self._scheduler)
         runner = runner_of(engine)
         self._scratch = scratch
         self._epochs = epochs
