@@ -35,6 +35,7 @@ from melld.engine.worker.residency.warm import Warmers
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
@@ -113,6 +114,10 @@ class Residency:
             return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
         return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
+
+    def is_in_flight(self, request_id: str) -> bool:
+        """Return True while a step computes for a request of that id, even if that request has left since."""
+        return any(request_id in step.num_scheduled_tokens for step in self._steps_in_flight)
 
     def admit(self, request: "Request") -> None:
         """Give a new request to the scheduler.
@@ -193,11 +198,15 @@ class Residency:
 
     # ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def _steps_in_flight(self) -> list["SchedulerOutput"]:
+        return [step for _, step, _ in self._engine.batch_queue or ()]
+
     def _admissible(self, arrival: Arrival) -> None:
         request_id = arrival.request_id
         here = request_id in self._scheduler.requests
         coming = request_id in self.expected or request_id in self.written  # into blocks that are given up, too
-        if here or coming or request_id in self.frozen:
+        if here or coming or request_id in self.frozen or self.is_in_flight(request_id):
             raise MoveRefused(request_id, MoveRefusal.ALREADY_THERE)
         if reason := engine_refusal(self._scheduler) or adapter_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)
