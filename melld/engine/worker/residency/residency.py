@@ -95,6 +95,8 @@ class Residency:
         # vLLM counts the tokens of a step in flight as computed.
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
         held = manager.get_block_ids(request_id)
+        if any(request_id in _begun_by(step) for step in self._steps_in_flight):
+            computed = 0  # what it found in the prefix cache may be another's that is computed in that very step
         full = computed // self._scheduler.block_size
         return RequestFacts(
             num_tokens=request.num_tokens,
@@ -210,3 +212,8 @@ class Residency:
             raise MoveRefused(request_id, MoveRefusal.ALREADY_THERE)
         if reason := engine_refusal(self._scheduler) or adapter_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)
+
+
+def _begun_by(step: "SchedulerOutput") -> set[str]:
+    """Return the requests that were not running before the step."""
+    return {new.req_id for new in step.scheduled_new_reqs}.union(step.scheduled_cached_reqs.resumed_req_ids)

@@ -113,6 +113,17 @@ def test_a_request_comes_back_once_its_last_step_is_over(pair: Pair) -> None:
     assert [pair.unmoved(GREEDY)] == pair.finish(running)
 
 
+def test_a_block_that_another_request_computes_right_now_is_not_final(pair: Pair) -> None:
+    """Of two prompts that begin alike and come together, the second finds the first one's blocks at once."""
+    case = Case("alike", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 8})
+    first, second = (pair.start(case, salt="alike") for _ in range(2))
+    pair.step(1)
+    assert pair.here("facts", second.request_id).full_blocks == 0
+    pair.step(1)
+    assert pair.here("facts", second.request_id).full_blocks == 200 // 32
+    assert [pair.unmoved(case)] * 2 == pair.finish(first, second)
+
+
 @pytest.mark.parametrize("asked", [{}, {"prompt_logprobs": 2}], ids=["plain", "prompt_logprobs"])
 def test_a_prompt_frozen_on_its_way_out_says_one_token_here(pair: Pair, asked: dict[str, Any]) -> None:
     """A hand-over after the first token is begun while that token is computed: the second is the destination's."""
