@@ -93,12 +93,13 @@ class EngineLoop:
         while not self._stopping:
             while not inbox.empty():
                 self._handle(inbox.get())
+            self._parts.requests.resume_deferred()
             self._parts.moves.before_step()
             is_busy = self._engine.scheduler.has_requests() or bool(self._engine.batch_queue)
             self._parts.borrower.go_on(is_busy)
             if is_busy:
                 self._step()
-            else:
+            elif not self._stopping:
                 if not self._parts.dozer.dozes:
                     self._parts.reporter.report(None, 0.0)
                     self._parts.dozer.go_on()
@@ -155,7 +156,6 @@ class EngineLoop:
     def _copied(self, done: Any) -> None:
         if not self._parts.profiler.copied(done):
             self._parts.moves.copied(done)
-            self._parts.requests.resume_deferred()
 
     def _load_adapter(self, load: wire.LoadAdapter) -> None:
         from vllm.lora.request import LoRARequest

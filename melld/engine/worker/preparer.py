@@ -90,7 +90,9 @@ class Preparer:
                 for request in message.requests:
                     self._waiting.pop(request, None)
             case say.CancelReservation():
-                self._waiting.pop(message.request, None)
+                waiting = self._waiting.get(message.request)
+                if isinstance(waiting, say.MoveMessage) and waiting.move == message.move:
+                    del self._waiting[message.request]  # what comes by another way than this move stays
             case say.AttachRequest():
                 return Attaching(message, msgspec.msgpack.decode(payload[0], type=RequestSnapshot))
             case wire.OpenLink():

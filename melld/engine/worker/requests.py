@@ -1,6 +1,7 @@
 """The users' requests on a worker: how they start or resume from their tokens, and how they are aborted.
 
-Owns the requests that wait until a cancelled migration has stopped writing.  For the engine thread, between two steps.
+Owns the requests that wait until what they have left behind here has ended: a copy of a cancelled migration, or a step
+in flight.  For the engine thread, between two steps.
 Requests that arrive by a migration are in `worker/migration.py`.
 """
 
@@ -61,20 +62,22 @@ class Requests:
 
     def resume(self, resumed: ReadyToResume) -> None:
         """Resume a request from its tokens, now or as soon as possible."""
-        request = resumed.arrival.request_id
-        if request in self._residency.written:  # a cancelled migration to this worker: its blocks are not free yet
+        request, residency = resumed.arrival.request_id, self._residency
+        is_written = request in residency.written  # a cancelled migration to this worker: its blocks are not free yet
+        if not is_written:
+            self._clear(request)
+        if is_written or residency.is_in_flight(request):  # else that step's output would be taken for its new life's
             self._deferred.append(resumed)
             return
-        self._clear(request)
         try:
-            self._residency.attach_unreserved(resumed.arrival)
+            residency.attach_unreserved(resumed.arrival)
         except MoveRefused as error:
             self._say(wire.RequestRejected(request=request, reason=str(error), cause=resumed.cause))
         else:
             self._book.came(request, resumed.lease)
 
     def resume_deferred(self) -> None:
-        """Resume the requests that waited for a copy that has ended."""
+        """Resume the requests that waited for a copy or a step that has ended; call it before each step."""
         deferred, self._deferred = self._deferred, []
         for resumed in deferred:
             self.resume(resumed)

@@ -16,10 +16,12 @@ import msgspec
 import pytest
 
 from melld.engine.wire import messages as wire
+from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
 from melld.engine.worker.reader import read
-from melld.engine.worker.requests import Admitted, Requests
+from melld.engine.worker.requests import Admitted, ReadyToResume, Requests
 from melld.engine.worker.writer import write_frame
+from melld.ids import NO_EVENT
 from melld.migrate import messages as say
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, Via
 
@@ -196,6 +198,45 @@ def test_who_leaves_before_its_grammar_is_compiled_does_not_come(wired_to: WireU
     assert wired.inbox.get(timeout=DEADLINE_S).lease == 2
     wired.send(wire.StopWorker())
     assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+
+
+def test_a_late_cancellation_of_a_move_leaves_who_has_come_back_since(wired_to: WireUp) -> None:
+    """It is repeated where a long step keeps the answer; the request, whose source has died, resumes here meanwhile."""
+    vllm = Compiling()
+    wired = wired_to(vllm.prepare)
+    tokens = msgspec.msgpack.encode([7])
+    cancels = [say.CancelReservation(move=1, number=number, request="r1", lease=1) for number in (2, 3)]
+    wired.send(say.ReserveBlocks(move=1, number=1, request="r1", token_capacity=1), b"first", tokens)
+    wired.send(cancels[0])
+    wired.send(wire.ResumeRequest(request="r1", lease=2), b"again", tokens)
+    wired.send(cancels[1])
+    assert [wired.inbox.get(timeout=DEADLINE_S) for _ in cancels] == cancels
+    vllm.grammars[b"again"].set_result(None)
+    assert wired.inbox.get(timeout=DEADLINE_S).lease == 2
+
+
+@pytest.mark.parametrize("ends", ["a copy", "a step"])
+def test_a_request_resumes_once_nothing_is_under_way_for_its_past(ends: str) -> None:
+    """A copy would write into its blocks; a step in flight would tell it a token twice, or end the worker."""
+    resumed: list[str] = []
+    written, in_flight = ({"r1"}, set()) if ends == "a copy" else (set(), {"r1"})
+    residency: Any = SimpleNamespace(
+        written=written,
+        expected=(),
+        frozen=(),
+        is_in_flight=in_flight.__contains__,
+        attach_unreserved=lambda arrival: resumed.append(arrival.request_id),
+    )
+    book, nobody = Book(), cast("Any", None)
+    requests = Requests(residency, nobody, book, nobody)
+    requests.resume(ReadyToResume(cast("Any", SimpleNamespace(request_id="r1")), 2, NO_EVENT))
+    requests.resume_deferred()
+    assert (resumed, book.leases) == ([], {})
+    written.clear()
+    in_flight.clear()
+    requests.resume_deferred()
+    requests.resume_deferred()
+    assert (resumed, book.leases) == (["r1"], {"r1": 2})
 
 
 def test_a_worker_ends_with_the_thread_that_it_cannot_do_without() -> None:

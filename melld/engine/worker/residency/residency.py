@@ -22,6 +22,7 @@ from melld.engine.pin import check_vllm_version
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, complete_arrival, prepare_arrival
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.departure import Departures, Stillness
+from melld.engine.worker.residency.preemption import forget_uncomputed
 from melld.engine.worker.residency.rules import (
     adapter_refusal,
     engine_name,
@@ -34,6 +35,7 @@ from melld.engine.worker.residency.warm import Warmers
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
@@ -58,6 +60,7 @@ class Residency:
         # With steps in flight, one of them may still write to a block that an ended request has freed.  Vital here, as
         # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
         self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
+        forget_uncomputed(self._scheduler)
         runner = runner_of(engine)
         self._scratch = scratch
         self._epochs = epochs
@@ -92,6 +95,8 @@ class Residency:
         # vLLM counts the tokens of a step in flight as computed.
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
         held = manager.get_block_ids(request_id)
+        if any(request_id in _begun_by(step) for step in self._steps_in_flight):
+            computed = 0  # what it found in the prefix cache may be another's that is computed in that very step
         full = computed // self._scheduler.block_size
         return RequestFacts(
             num_tokens=request.num_tokens,
@@ -111,6 +116,10 @@ class Residency:
             return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
         return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
+
+    def is_in_flight(self, request_id: str) -> bool:
+        """Return True while a step computes for a request of that id, even if that request has left since."""
+        return any(request_id in step.num_scheduled_tokens for step in self._steps_in_flight)
 
     def admit(self, request: "Request") -> None:
         """Give a new request to the scheduler.
@@ -191,11 +200,20 @@ class Residency:
 
     # ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def _steps_in_flight(self) -> list["SchedulerOutput"]:
+        return [step for _, step, _ in self._engine.batch_queue or ()]
+
     def _admissible(self, arrival: Arrival) -> None:
         request_id = arrival.request_id
         here = request_id in self._scheduler.requests
         coming = request_id in self.expected or request_id in self.written  # into blocks that are given up, too
-        if here or coming or request_id in self.frozen:
+        if here or coming or request_id in self.frozen or self.is_in_flight(request_id):
             raise MoveRefused(request_id, MoveRefusal.ALREADY_THERE)
         if reason := engine_refusal(self._scheduler) or adapter_refusal(self._engine, arrival.request):
             raise MoveRefused(request_id, reason)
+
+
+def _begun_by(step: "SchedulerOutput") -> set[str]:
+    """Return the requests that were not running before the step."""
+    return {new.req_id for new in step.scheduled_new_reqs}.union(step.scheduled_cached_reqs.resumed_req_ids)

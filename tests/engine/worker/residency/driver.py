@@ -213,6 +213,7 @@ class Worker:
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
         self.asked: dict[str, bytes] = {}
+        self.taken: list[int] = []
 
     # -- serving ----------------------------------------------------------------------------------------------------
 
@@ -376,6 +377,14 @@ class Worker:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, time.monotonic())
         scheduler.kv_cache_manager.evict_blocks(blocks)
+
+    def use_up(self) -> None:
+        """Take all free blocks, as others do where memory is short."""
+        self.taken = self.residency.borrow_scratch(self.engine.scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
+
+    def give_back(self) -> None:
+        """Free those blocks."""
+        self.residency.return_scratch(self.taken)
 
     # -- residency --------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from melld.migrate.snapshot import MoveRefusal
+from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import (
     CASES,
@@ -92,6 +94,34 @@ def test_a_request_in_flight_is_not_settled(pair: Pair) -> None:
     assert pair.here("stillness", running.request_id) == "settled"
     pair.here("thaw", running.request_id)
     assert [pair.unmoved(GREEDY)] == pair.finish(running)
+
+
+def test_a_request_comes_back_once_its_last_step_is_over(pair: Pair) -> None:
+    """vLLM would take that step's output for one of the new request of that name, and say its token twice."""
+    running = pair.start(GREEDY)
+    pair.step(9)
+    core_request, _ = pair.here("core_request", running.request_id)
+    pair.here("abort", [running.request_id])
+    told = len(running.answer.tokens)
+    for come_back in ("attach_unreserved", "reserve"):
+        with pytest.raises(Refused) as refused:
+            pair.here(come_back, core_request, running.answer.tokens, *[0][: come_back == "reserve"])
+        assert refused.value.reason is MoveRefusal.ALREADY_THERE
+    pair.step(1)
+    assert len(running.answer.tokens) == told
+    pair.here("attach_unreserved", core_request, running.answer.tokens)
+    assert [pair.unmoved(GREEDY)] == pair.finish(running)
+
+
+def test_a_block_that_another_request_computes_right_now_is_not_final(pair: Pair) -> None:
+    """Of two prompts that begin alike and come together, the second finds the first one's blocks at once."""
+    case = Case("alike", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 8})
+    first, second = (pair.start(case, salt="alike") for _ in range(2))
+    pair.step(1)
+    assert pair.here("facts", second.request_id).full_blocks == 0
+    pair.step(1)
+    assert pair.here("facts", second.request_id).full_blocks == 200 // 32
+    assert [pair.unmoved(case)] * 2 == pair.finish(first, second)
 
 
 @pytest.mark.parametrize("asked", [{}, {"prompt_logprobs": 2}], ids=["plain", "prompt_logprobs"])

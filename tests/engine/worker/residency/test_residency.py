@@ -425,6 +425,25 @@ def test_blocks_in_doubt_serve_no_later_prompt(pair: Pair) -> None:
     assert pair.finish(pair.start(case, pair.there, salt="doubt")) == [expected]
 
 
+def test_what_a_preempted_request_has_not_computed_serves_no_later_prompt(pair: Pair) -> None:
+    """Nobody goes on from a block of the step that vLLM planned for a request before it preempted it."""
+    case = Case("preempted", LONG_PROMPT[:40], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
+    urgent = Case("urgent", LONG_PROMPT[40:640], {"temperature": 0.0, "max_tokens": 4})
+    later = Case("later", case.prompt + tuple(pair.unmoved(case).tokens[:30]), {"temperature": 0.0, "logprobs": 3})
+    expected = pair.all_unmoved([case, urgent, later])
+    running = [pair.start(case, salt="preempted", priority=2)]
+    while pair.here("facts", running[0].request_id).num_computed_tokens < 62:
+        pair.step(1)
+    running.append(pair.start(urgent, priority=1))
+    pair.step(1)  # the next step fills a block of the first, and needs many for the other
+    pair.here("use_up")
+    pair.step(1)
+    assert not pair.here("state")["running"]
+    pair.here("give_back")
+    assert pair.finish(*running) == expected[:2]
+    assert pair.finish(pair.start(later, salt="preempted")) == expected[2:]
+
+
 def test_requests_that_share_blocks_part_without_harm(pair: Pair) -> None:
     """One of two requests with a common prompt leaves; the other still has the blocks, and they count once."""
     case = Case("shared", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True})
