@@ -148,8 +148,6 @@ class Worker(msgspec.Struct, eq=False):
     growing: int = 0
     grown_bytes: int = 0
     growth_bytes_s: float = 0.0
-    key: int | None = None
-    """Its place in `RoomIndex`."""
     wake_s: float = 0.0
     ready_s: float = 0.0
 

@@ -7,9 +7,9 @@ planned and not yet carried out.  Never decides, never records a command.
 """
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.ladder import Ladder
 from melld.scheduler.policies.mell.bins import Bin, Item, halves
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
-from melld.scheduler.policies.mell.ladder import Ladder
 from melld.scheduler.state import Duty, Request, Worker
 
 

@@ -70,8 +70,8 @@ def _settle_t(plan: MellPlan) -> None:
 def _mate(plan: MellPlan) -> None:
     """Restore (4): bring the roomiest single L a partner while one fits."""
     book = plan.book
-    while (single := book.single.last()) is not None:
-        smallest = book.by_smallest.first()
+    while (single := next(book.single.downwards(), None)) is not None:
+        smallest = next(book.by_smallest.upwards(), None)
         if smallest is None or smallest.smallest_bytes is None:
             return
         if smallest.smallest_bytes > book.room_beside_bytes(single) or not bring_partner(plan, single):
