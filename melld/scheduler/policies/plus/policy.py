@@ -207,12 +207,16 @@ class MellPlus(Policy):
 
     def _woken(self, largest_first: list[Request]) -> Move | None:
         """Return a move of the largest request for which a worker can be woken; wake none while another starts."""
-        if any(worker.wake_s for worker in self.cluster.active.values()):
+        if self._wakes():
             return None
         for request in largest_first:
             if (spare := self.spare(request.kv_bytes, Reason.OVERLOAD)) is not None:
                 return request, spare
         return None
+
+    def _wakes(self) -> bool:
+        """Return True while some worker starts."""
+        return any(worker.wake_s for worker in self.cluster.active.values())
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
         """Return the move after which source and taker live longest, less the price of its size and of its class.
