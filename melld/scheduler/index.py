@@ -51,8 +51,6 @@ class RoomIndex:
             self._stale = False
         else:
             for worker in noted.values():
-                if worker.count < worker.slots and worker.id in self._active:
-                    ladder.put(worker, room_bytes(worker))
-                else:
-                    ladder.discard(worker)
+                is_open = worker.count < worker.slots and worker.id in self._active
+                ladder.put(worker, room_bytes(worker) if is_open else None)
         noted.clear()

@@ -37,8 +37,11 @@ class Ladder(Generic[R]):
     def __contains__(self, thing: R) -> bool:
         return thing in self._rungs_of
 
-    def put(self, thing: R, key: int) -> None:
-        """Add the thing, or change its key."""
+    def put(self, thing: R, key: int | None) -> None:
+        """Add the thing, or change its key; None: remove it if it is present."""
+        if key is None:
+            self.discard(thing)
+            return
         rungs, order = self._rungs, thing.order
         rung = (key << ORDER_BITS) + order
         old = self._rungs_of.get(thing)

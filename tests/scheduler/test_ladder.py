@@ -25,11 +25,9 @@ def test_things_stand_by_key_and_order(changes: list[tuple[int, int | None]], ke
     held: dict[Thing, int] = {}
     for number, new_key in changes:
         thing = THINGS[number]
-        if new_key is None:
-            ladder.discard(thing)
-            held.pop(thing, None)
-        else:
-            ladder.put(thing, new_key)
+        ladder.put(thing, new_key)
+        held.pop(thing, None)
+        if new_key is not None:
             held[thing] = new_key
     ranked = sorted(held, key=lambda thing: (held[thing], thing.order))
     assert [thing in ladder for thing in THINGS] == [thing in held for thing in THINGS]
