@@ -169,6 +169,11 @@ class Worker(msgspec.Struct, eq=False):
         """Return the sum of the full sizes of all running and arriving requests."""
         return self.used_bytes + self.shared_bytes
 
+    @property
+    def movable(self) -> list[Request]:
+        """Return the requests that a policy may move from here."""
+        return [request for request in self.requests.values() if request.is_movable]
+
     def frees_bytes(self, kv_bytes: int) -> int:
         """Return the bytes that are certainly free after requests of that size have left."""
         return max(kv_bytes - self.shared_bytes, 0)

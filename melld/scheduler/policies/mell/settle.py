@@ -116,11 +116,8 @@ def _dismiss_s(plan: MellPlan, giver: Bin, taker: Bin, given: set[Item]) -> bool
     """Move the S of one of two bins with an M and an S to the S-bins, so that the two M can join."""
     for bin_ in (taker, giver):
         for item in stranded(bin_):
-            if bin_.klass is M and item.klass is S and item not in given and _to_s_bin(plan, item, bin_):
+            is_s_beside_m = bin_.klass is M and item.klass is S and item not in given
+            if is_s_beside_m and allocate(plan, item, Reason.COMPLETE, avoid=bin_):
                 given.add(item)
                 return True
     return False
-
-
-def _to_s_bin(plan: MellPlan, item: Item, bin_: Bin) -> bool:
-    return allocate(plan, item, Reason.COMPLETE, avoid=bin_)

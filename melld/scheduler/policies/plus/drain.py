@@ -6,7 +6,7 @@ Plans one drain of `mell-plus`; changes nothing itself.
 import heapq
 from collections.abc import Callable
 
-from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.plus.outlook import Outlook
 from melld.scheduler.policies.plus.settings import PlusSettings
 from melld.scheduler.state import Request, Worker
 
@@ -38,7 +38,7 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
         lives = outlook.life_s(worker, kv_bytes, count) >= outlook.look_s(worker) + life_s
         return worker.count > 0 and lives and outlook.takes(worker, kv_bytes, count)
 
-    requests = movable(source)
+    requests = source.movable
     return takers(requests, source, outlook, candidates, lasts) if len(requests) == source.count else None
 
 

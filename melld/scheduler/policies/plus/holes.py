@@ -5,7 +5,7 @@ not worth a move: it fits as soon as any request ends.
 """
 
 from melld.scheduler.policies.plus.drain import DrainPlan, takers
-from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.plus.outlook import Outlook
 from melld.scheduler.priorities import class_of
 from melld.scheduler.state import Request, Worker
 
@@ -51,7 +51,7 @@ def _emptied(request: Request, worker: Worker, outlook: Outlook) -> DrainPlan | 
     def away(leavers: list[Request]) -> DrainPlan | None:
         return takers(leavers, worker, outlook, LEAVERS, outlook.takes)
 
-    leavers = [one for one in movable(worker) if class_of(one.priority) >= class_of(request.priority)]
+    leavers = [one for one in worker.movable if class_of(one.priority) >= class_of(request.priority)]
     leavers.sort(key=lambda one: (-class_of(one.priority), one.kv_bytes, one.sequence))
     for one in leavers:
         if worker.frees_bytes(one.kv_bytes) >= need_bytes and (plan := away([one])):
