@@ -10,9 +10,8 @@ Rates, lengths and times are means of about `MEAN_S`.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from melld.ids import ModelName
 from melld.landlord.events import ModelLoad
 
 MEAN_S = 60.0
@@ -55,47 +54,32 @@ class ModelDemand:
             self.step_s += (1.0 - math.exp(-passed_s / 5.0)) * (load.step_s - self.step_s)
 
 
-class Estimate:
-    """Demands of all models, and the estimator."""
+def token_s(demands: Sequence[ModelDemand]) -> float:
+    """Return t_d: the mean time between two tokens of a request beside these models."""
+    return _round(demands)[0]
 
-    def __init__(self) -> None:
-        self.demands: dict[ModelName, ModelDemand] = {}
 
-    def rate_per_s(self, model: ModelName) -> float:
-        """Return the model's arrivals a second, never quite zero."""
-        return max(self.demands[model].rate_per_s, 1e-6)
+def prefill_part(demands: Iterable[ModelDemand]) -> float:
+    """Return the part of the device's time that the prompts of these models take."""
+    return sum(demand.rate_per_s * demand.prefill_s for demand in demands)
 
-    def observe(self, loads: dict[ModelName, ModelLoad], passed_s: float) -> None:
-        """Take what all models did in the last `passed_s` seconds."""
-        for name, demand in self.demands.items():
-            demand.observe(loads.get(name), passed_s)
 
-    def step_s(self, models: Iterable[ModelName]) -> float:
-        """Return t_d: the mean time between two tokens of a request beside these models."""
-        demands = [self.demands[model] for model in models]
-        return self._round(demands)[0]
+def served_per_s(demands: Sequence[ModelDemand], kv_bytes: int) -> float:
+    """Return F: requests a second that the models serve on one device with so much KV memory."""
+    step_s, prefill_s = _round(demands)
+    served = wanted_bytes = 0.0
+    for demand in demands:
+        stay_s = prefill_s + step_s * demand.output_tokens
+        wanted_bytes += demand.rate_per_s * stay_s * demand.held_bytes
+        served += demand.rate_per_s
+    return served * min(1.0, max(kv_bytes, 0) / wanted_bytes) if wanted_bytes else served
 
-    def prefill_part(self, models: Iterable[ModelName]) -> float:
-        """Return the part of the device's time that the prompts of these models take."""
-        return sum(self.demands[model].rate_per_s * self.demands[model].prefill_s for model in models)
 
-    def served_per_s(self, models: Iterable[ModelName], kv_bytes: int) -> float:
-        """Return F: requests a second that the models serve on one device with so much KV memory."""
-        demands = [self.demands[model] for model in models]
-        step_s, prefill_s = self._round(demands)
-        served = wanted_bytes = 0.0
-        for demand in demands:
-            stay_s = prefill_s + step_s * demand.output_tokens
-            wanted_bytes += demand.rate_per_s * stay_s * demand.held_bytes
-            served += demand.rate_per_s
-        return served * min(1.0, max(kv_bytes, 0) / wanted_bytes) if wanted_bytes else served
-
-    @staticmethod
-    def _round(demands: list[ModelDemand]) -> tuple[float, float]:
-        """Return the seconds of a round of steps, and of a round of prompts."""
-        prefill_s = sum(demand.prefill_s for demand in demands)
-        step_s = 0.0
-        for _ in range(ROUNDS):
-            busy = [min(1.0, one.rate_per_s * (prefill_s + step_s * one.output_tokens)) for one in demands]
-            step_s = sum(part * demand.step_s for part, demand in zip(busy, demands, strict=True))
-        return step_s, prefill_s
+def _round(demands: Sequence[ModelDemand]) -> tuple[float, float]:
+    """Return the seconds of a round of steps, and of a round of prompts."""
+    prefill_s = sum(demand.prefill_s for demand in demands)
+    step_s = 0.0
+    for _ in range(ROUNDS):
+        busy = [min(1.0, one.rate_per_s * (prefill_s + step_s * one.output_tokens)) for one in demands]
+        step_s = sum(part * demand.step_s for part, demand in zip(busy, demands, strict=True))
+    return step_s, prefill_s

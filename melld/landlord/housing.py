@@ -10,8 +10,8 @@ more instance of a model that is served only those leave that have been idle for
 
 from collections.abc import Iterator, Mapping
 
-from melld.ids import DeviceName, ModelName
-from melld.landlord.estimate import Estimate
+from melld.ids import DeviceName
+from melld.landlord.estimate import ModelDemand, prefill_part, served_per_s, token_s
 from melld.landlord.instance import ABSENT, PRESENT, Choice, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 
@@ -28,8 +28,7 @@ SLOWDOWN = 6.0
 class Housing:
     """Chooses devices for models.  `itl_target_s`: what a round of steps may take; None: see `SLOWDOWN`."""
 
-    def __init__(self, estimate: Estimate, houses: Mapping[DeviceName, House], itl_target_s: float | None) -> None:
-        self._estimate = estimate
+    def __init__(self, houses: Mapping[DeviceName, House], itl_target_s: float | None) -> None:
         self._houses = houses
         self._itl_target_s = itl_target_s
 
@@ -74,8 +73,8 @@ class Housing:
 
     def _rank(self, choice: Choice) -> tuple[float, ...]:
         house = choice.instance.house
-        staying = [one.model.name for one in house.present if one not in choice.victims]
-        joined = [*staying, choice.instance.model.name]
+        staying = [one.model.demand for one in house.present if one not in choice.victims]
+        joined = [*staying, choice.instance.model.demand]
         if not house.is_awake:
             order = 3
         elif self.is_full(joined):
@@ -83,15 +82,15 @@ class Housing:
         else:
             order = 2 if choice.victims else 1
         kv_bytes = house.ledger.granule_bytes * max(house.promised, 0)
-        gain = self._estimate.served_per_s(joined, kv_bytes) - self._estimate.served_per_s(staying, kv_bytes)
+        gain = served_per_s(joined, kv_bytes) - served_per_s(staying, kv_bytes)
         return order, choice.instance.start_s, -round(gain, 3), choice.granules
 
-    def is_full(self, models: list[ModelName]) -> bool:
-        """Return True if these models together would be too slow on one device."""
+    def is_full(self, demands: list[ModelDemand]) -> bool:
+        """Return True if models with these demands together would be too slow on one device."""
         target_s = self._itl_target_s
         if target_s is None:
-            target_s = SLOWDOWN * max(self._estimate.demands[model].step_s for model in models)
-        return self._estimate.step_s(models) > target_s or self._estimate.prefill_part(models) > BUSY_PART
+            target_s = SLOWDOWN * max(demand.step_s for demand in demands)
+        return token_s(demands) > target_s or prefill_part(demands) > BUSY_PART
 
     def swap_victim(self, model: DeclaredModel, now_s: float) -> tuple[Instance, Instance] | None:
         """Return the instance of least work that could make room for the model, and the instance to load instead."""
@@ -118,7 +117,7 @@ class Housing:
         source = min(awake, key=lambda house: (sum(one.used_bytes for one in house.instances), house.name))
         others = [house for house in awake if house is not source]
         room = {house.name: house.promised - sum(one.claim(now_s) for one in house.instances) for house in others}
-        models = {house.name: [one.model.name for one in house.present] for house in others}
+        demands = {house.name: [one.model.demand for one in house.present] for house in others}
         plan: list[tuple[Instance, Instance | None]] = []
         for one in source.instances:
             if one.state in (S.CLEARING, S.LOADING):
@@ -127,14 +126,14 @@ class Housing:
                 continue
             if not one.requests and not one.model.declared.pinned and self.is_quiet(one, now_s):
                 plan.append((one, None))
-            elif (heir := self._heir(one, room, models)) is not None:
+            elif (heir := self._heir(one, room, demands)) is not None:
                 plan.append((one, heir))
             else:
                 return None
         return plan
 
     def _heir(
-        self, leaver: Instance, room: dict[DeviceName, int], models: dict[DeviceName, list[ModelName]]
+        self, leaver: Instance, room: dict[DeviceName, int], demands: dict[DeviceName, list[ModelDemand]]
     ) -> Instance | None:
         for one in sorted(leaver.model.instances, key=lambda one: (one.state not in PRESENT, one.house.name)):
             house = one.house.name
@@ -142,9 +141,9 @@ class Housing:
                 continue
             present = one.state in PRESENT
             granules = leaver.need + (0 if present else one.weights)
-            joined = models[house] if present else [*models[house], one.model.name]
+            joined = demands[house] if present else [*demands[house], one.model.demand]
             if room[house] >= granules and not self.is_full(joined):
                 room[house] -= granules
-                models[house] = joined
+                demands[house] = joined
                 return one
         return None

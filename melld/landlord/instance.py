@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from melld.errors import IllegalTransition
 from melld.ids import DeviceName, ModelName, WorkerId
+from melld.landlord.estimate import ModelDemand
 from melld.landlord.events import ModelDeclared, Why
 from melld.landlord.granules import GranuleLedger, usable_bytes
 
@@ -71,6 +72,7 @@ class DeclaredModel:
         self.resident_bytes = declared.resident_bytes
         self.dozing_bytes = declared.dozing_bytes
         self.block_bytes = declared.block_bytes
+        self.demand = ModelDemand()
         self.instances: list[Instance] = []
         self.waiting_since_s: float | None = None
         self.first_bytes = 0

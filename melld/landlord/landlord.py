@@ -17,7 +17,6 @@ import msgspec
 
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events
-from melld.landlord.estimate import Estimate, ModelDemand
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
 from melld.landlord.granules import GranuleLedger
 from melld.landlord.housing import Housing
@@ -40,9 +39,8 @@ class Landlord:
         self.models: dict[ModelName, DeclaredModel] = {}
         self.houses: dict[DeviceName, House] = {}
         self.instances: dict[WorkerId, Instance] = {}
-        self.estimate = Estimate()
-        self.housing = Housing(self.estimate, self.houses, self.settings.itl_target_s)
-        self.lender = Lender(self.estimate, self._tell)
+        self.housing = Housing(self.houses, self.settings.itl_target_s)
+        self.lender = Lender(self._tell)
         self.tenure = Tenure(self.settings, self.housing, self.instances, self._tell)
         self._commands: list[AnyLandlordCommand] = []
         self._now_s = 0.0
@@ -97,7 +95,6 @@ class Landlord:
 
     def _model_declared(self, event: events.ModelDeclared) -> None:
         self.models[event.model] = DeclaredModel(event)
-        self.estimate.demands[event.model] = ModelDemand()
 
     def _instance_declared(self, event: events.InstanceDeclared) -> None:
         model, house = self.models[event.model], self.houses[event.device]
@@ -211,7 +208,8 @@ class Landlord:
     def _measured(self, event: events.ModelsMeasured) -> None:
         passed_s = event.at_s - (event.at_s if self._measured_s is None else self._measured_s)
         self._measured_s = event.at_s
-        self.estimate.observe(event.loads, passed_s)
+        for model in self.models.values():
+            model.demand.observe(event.loads.get(model.name), passed_s)
         if self.is_alone:
             return
         for model in self.models.values():

@@ -8,7 +8,6 @@ twice.  What nobody needs stays where it is, because prefix caches are warm ther
 
 from collections.abc import Callable
 
-from melld.landlord.estimate import Estimate
 from melld.landlord.events import AnyLandlordCommand, GrantKv, LoadModel, OfferCapacity, TakeKv, Why
 from melld.landlord.instance import House, Instance
 from melld.landlord.instance import InstanceState as S
@@ -17,6 +16,8 @@ SERVING = (S.READY, S.DRAINING)
 TAKE_DEADLINE_S = 2.0
 STUCK_S = 5.0
 """How long an instance that could not return what it was asked for is left alone."""
+LEAST_PER_S = 1e-6
+"""A model's rate counts as at least so much."""
 SPARE_PART = 8
 """At least one part in this many of a surplus is taken, so that takes are fewer and larger."""
 
@@ -24,8 +25,7 @@ SPARE_PART = 8
 class Lender:
     """Lends granules.  `tell` takes the commands."""
 
-    def __init__(self, estimate: Estimate, tell: Callable[[AnyLandlordCommand], None]) -> None:
-        self._estimate = estimate
+    def __init__(self, tell: Callable[[AnyLandlordCommand], None]) -> None:
         self._tell = tell
 
     def settle(self, house: House, now_s: float) -> None:
@@ -66,7 +66,7 @@ class Lender:
         """Grant what is free to those who lack it; return what is lacking still."""
         short = [one for one in house.instances if one.state in SERVING and one.need > one.granted]
         if len(short) > 1:
-            short.sort(key=self._share)
+            short.sort(key=_share)
         lacking = 0
         for one in short:
             lack = one.need - one.granted
@@ -75,11 +75,6 @@ class Lender:
                 self._tell(GrantKv(one.id, Why.ROOM, house.ledger.grant(one.id, count)))
             lacking += lack - count
         return lacking
-
-    def _share(self, instance: Instance) -> float:
-        """Return the instance's recent use for its weight and rate: the least is served first."""
-        model = instance.model
-        return instance.mean_bytes / (model.declared.weight * self._estimate.rate_per_s(model.name))
 
     def _take(self, house: House, lacks: int, now_s: float) -> None:
         """Take what is lacking, from the largest surplus first."""
@@ -103,3 +98,9 @@ class Lender:
         asked, instance.taking = instance.taking, 0
         if instance.house.ledger.give_back(instance.id, granules) < asked:
             instance.stuck_until_s = now_s + STUCK_S
+
+
+def _share(instance: Instance) -> float:
+    """Return the instance's recent use for its weight and rate: the least is served first."""
+    model = instance.model
+    return instance.mean_bytes / (model.declared.weight * max(model.demand.rate_per_s, LEAST_PER_S))

@@ -82,6 +82,7 @@ class Cluster(Occupancy):
     def activate(self, worker: Worker, reason: Reason) -> None:
         """Wake the worker: requests may be assigned to it from now on."""
         worker.state = worker.after("activate")
+        self.roster.sleeps_no_more(worker)
         self._orders += 1
         worker.order = self._orders
         worker.empty_since_s = self.now_s
@@ -225,7 +226,9 @@ class Cluster(Occupancy):
 
     def drain_worker(self, worker: Worker) -> None:
         """Drain the worker: assign nothing more to it.  Idempotent."""
-        worker.state = worker.after("drain")
+        was, worker.state = worker.state, worker.after("drain")
+        if was is Duty.ASLEEP:
+            self.roster.sleeps_no_more(worker)
         self.roster.note()
         self.active.pop(worker.id, None)
         if worker.state is Duty.DRAINING:

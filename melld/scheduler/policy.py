@@ -57,8 +57,8 @@ class Policy(ABC):
         called for instant moves.
         """
 
-    def changed(self, worker: Worker, displaced: list[Request]) -> None:  # noqa: B027
-        """React to a worker that came up, went down (it has left `cluster.workers`; `displaced` wait), or changed."""
+    def changed(self, worker: Worker) -> None:  # noqa: B027
+        """React to a worker that came up, went down (it has left `cluster.workers`; its requests wait), or changed."""
 
     def epoch(self) -> None:  # noqa: B027
         """Handle overloads and carry out batched moves.  The scheduler retires empty workers afterwards."""

@@ -3,7 +3,7 @@
 Owns the names and ranks of workers; never changes a worker's state and never decides when to wake one.
 """
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from melld.errors import IllegalTransition
@@ -12,8 +12,6 @@ from melld.scheduler.events import WorkerUp
 from melld.scheduler.state import Duty, Worker
 
 OPEN_STATES = (Duty.ASLEEP, Duty.ACTIVE)
-MOST_ENTRIES = 2
-"""Entries for each worker among those that sleep, before the old ones are dropped."""
 
 
 class Roster:
@@ -27,7 +25,7 @@ class Roster:
         self.workers: dict[WorkerId, Worker] = {}
         self.machines: dict[int, dict[WorkerId, Worker]] = {}
         """The workers of each machine; none is empty."""
-        self._asleep: list[tuple[float, int, int, WorkerId]] = []  # a heap; what no longer holds is dropped when met
+        self._asleep: list[Worker] = []  # in the order of waking
         self._ranks = 0
         self.largest_capacity_bytes = 0
         """Largest capacity that any known worker has ever offered."""
@@ -52,6 +50,8 @@ class Roster:
 
     def remove(self, worker: Worker) -> None:
         """Remove a worker that is gone."""
+        if worker.state is Duty.ASLEEP:
+            self.sleeps_no_more(worker)
         del self.workers[worker.id]
         del self.machines[worker.machine][worker.id]
         if not self.machines[worker.machine]:
@@ -67,49 +67,37 @@ class Roster:
 
     def sleeps(self, worker: Worker) -> None:
         """Add the worker to those that can be woken."""
-        heapq.heappush(self._asleep, (worker.wake_s, worker.machine, worker.rank, worker.id))
-        if len(self._asleep) > MOST_ENTRIES * len(self.workers):
-            self._tidy()
+        insort(self._asleep, worker, key=_turn)
+
+    def sleeps_no_more(self, worker: Worker) -> None:
+        """Take the worker out of those that can be woken."""
+        del self._asleep[bisect_left(self._asleep, _turn(worker), key=_turn)]
 
     def wakes_in(self, worker: Worker, wake_s: float, now_s: float) -> None:
         """Set the time that waking the worker takes from now on."""
-        if worker.wake_s != wake_s:
-            worker.wake_s = wake_s
-            worker.ready_s = now_s
-            if worker.state is Duty.ASLEEP:
-                self.sleeps(worker)
+        if worker.wake_s == wake_s:
+            return
+        is_asleep = worker.state is Duty.ASLEEP
+        if is_asleep:
+            self.sleeps_no_more(worker)
+        worker.wake_s = wake_s
+        worker.ready_s = now_s
+        if is_asleep:
+            self.sleeps(worker)
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
         """Return the sleeping worker that is large enough and wakes soonest, or None; of equals the first."""
-        asleep = self._asleep
-        while asleep and self._asleep_worker(asleep[0]) is None:
-            heapq.heappop(asleep)
-        if not asleep:
-            return None
-        first = self._asleep_worker(asleep[0])
-        if first is not None and kv_bytes <= first.capacity_bytes and first.slots > 0:
-            return first
-        self._tidy()
-        for entry in self._asleep:
-            worker = self._asleep_worker(entry)
-            if worker is not None and kv_bytes <= worker.capacity_bytes and worker.slots > 0:
-                return worker
-        return None
+        fitting = (one for one in self._asleep if kv_bytes <= one.capacity_bytes and one.slots > 0)
+        return next(fitting, None)
 
     def could_hold(self, kv_bytes: int) -> bool:
         """Return True if some worker that takes requests, asleep or active, could hold that much when empty."""
         return kv_bytes <= self._largest_open_bytes
 
-    def _tidy(self) -> None:
-        """Drop what no longer holds, and all but one of equal entries; what is sorted is a heap."""
-        self._asleep = sorted({entry for entry in self._asleep if self._asleep_worker(entry) is not None})
 
-    def _asleep_worker(self, entry: tuple[float, int, int, WorkerId]) -> Worker | None:
-        wake_s, _, rank, name = entry
-        worker = self.workers.get(name)
-        if worker is None or worker.rank != rank or worker.wake_s != wake_s:
-            return None
-        return worker if worker.state is Duty.ASLEEP else None
+def _turn(worker: Worker) -> tuple[float, int, int]:
+    """Return what orders the workers that sleep: the least is woken first."""
+    return worker.wake_s, worker.machine, worker.rank
 
 
 class Distances:

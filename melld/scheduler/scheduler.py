@@ -176,38 +176,39 @@ class Scheduler:
             raise IllegalTransition("worker", name, "unknown", event)
         return worker
 
+    def _changed(self, worker: Worker) -> None:
+        """Let the policy know, and place those that fit now."""
+        self.policy.changed(worker)
+        self._queueing.serve()
+
     def _worker_up(self, event: events.WorkerUp) -> None:
         if event.capacity_bytes < 0 or event.slots < 0:
             raise ValueError(f"worker {event.worker} of {event.capacity_bytes} bytes, {event.slots} slots")
-        self.policy.changed(self.cluster.add_worker(event), [])
-        self._queueing.serve()
+        self._changed(self.cluster.add_worker(event))
 
     def _worker_steadied(self, event: events.WorkerSteadied) -> None:
         worker = self.cluster.unsteady.get(event.worker)
         if worker is not None:
             self.cluster.steady_worker(worker)
-            self.policy.changed(worker, [])
-            self._queueing.serve()
+            self._changed(worker)
 
     def _worker_down(self, event: events.WorkerDown) -> None:
         known = self.cluster.workers
-        lost = {worker: list[Request]() for name in event.workers if (worker := known.get(name)) is not None}
+        lost = dict.fromkeys(known[name] for name in event.workers if name in known)
         moves: dict[Request, tuple[Worker, Worker]] = {}
         for worker in lost:
             for request in (*worker.arriving.values(), *worker.requests.values()):
                 if request.worker is not None and request.destination is not None:
                     moves[request] = request.worker, request.destination
-        for worker in lost:
-            lost[worker] = self.cluster.remove_worker(worker)
+        displaced = [request for worker in lost for request in self.cluster.remove_worker(worker)]
         for request, ends in moves.items():
             self.policy.moved(request, *ends)
-        for worker, displaced in lost.items():
-            self.policy.changed(worker, displaced)
+        for worker in lost:
+            self.policy.changed(worker)
         if lost:
             self._queueing.serve()
-        for displaced in lost.values():
-            for request in displaced:
-                self._queueing.tell(request)
+        for request in displaced:
+            self._queueing.tell(request)
 
     def _resized(self, event: events.WorkerCapacityChanged | events.WorkerSlotsChanged) -> None:
         worker = self.cluster.workers.get(event.worker)
@@ -221,16 +222,14 @@ class Scheduler:
         if capacity_bytes < 0 or slots < 0:
             raise ValueError(f"worker {worker.id} of {capacity_bytes} bytes, {slots} slots")
         self.cluster.resize_worker(worker, capacity_bytes, slots)
-        self.policy.changed(worker, [])
-        self._queueing.serve()
+        self._changed(worker)
 
     def _sharing_changed(self, event: events.WorkerSharingChanged) -> None:
         if event.shared_bytes < 0:
             raise ValueError(f"worker {event.worker} shares {event.shared_bytes} bytes")
         worker = self.cluster.workers.get(event.worker)
         if worker is not None and self.cluster.share(worker, event.shared_bytes):
-            self.policy.changed(worker, [])
-            self._queueing.serve()
+            self._changed(worker)
 
     def _wake_time_changed(self, event: events.WorkerWakeTimeChanged) -> None:
         if event.wake_s < 0:
@@ -246,8 +245,7 @@ class Scheduler:
     def _worker_draining(self, event: events.WorkerDraining) -> None:
         worker = self._worker(event.worker, "drain")
         self.cluster.drain_worker(worker)
-        self.policy.changed(worker, [])
-        self._queueing.serve()  # requests that only this worker could hold are now passed over
+        self._changed(worker)  # requests that only this worker could hold are now passed over
         self._empty_draining(worker)
 
     def _worker_resumed(self, event: events.WorkerResumed) -> None:
@@ -255,8 +253,7 @@ class Scheduler:
         was = worker.state
         self.cluster.resume_worker(worker)
         if worker.state is not was:
-            self.policy.changed(worker, [])
-            self._queueing.serve()
+            self._changed(worker)
 
     # ---- the epoch
 

@@ -148,8 +148,6 @@ class Worker(msgspec.Struct, eq=False):
     growing: int = 0
     grown_bytes: int = 0
     growth_bytes_s: float = 0.0
-    key: int | None = None
-    """Its place in `RoomIndex`."""
     wake_s: float = 0.0
     ready_s: float = 0.0
 
@@ -170,6 +168,11 @@ class Worker(msgspec.Struct, eq=False):
     def held_bytes(self) -> int:
         """Return the sum of the full sizes of all running and arriving requests."""
         return self.used_bytes + self.shared_bytes
+
+    @property
+    def movable(self) -> list[Request]:
+        """Return the requests that a policy may move from here."""
+        return [request for request in self.requests.values() if request.is_movable]
 
     def frees_bytes(self, kv_bytes: int) -> int:
         """Return the bytes that are certainly free after requests of that size have left."""

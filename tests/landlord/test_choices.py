@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from melld.ids import ModelName, WorkerId
 from melld.landlord import events as e
-from melld.landlord.estimate import Estimate
+from melld.landlord.estimate import ModelDemand, served_per_s, token_s
 from melld.landlord.granules import GRANULE_UNIT_BYTES, granule_bytes_for
 from melld.landlord.landlord import Landlord
 from tests.landlord.estate import MIB, Town, declare, estate, of
@@ -16,30 +16,27 @@ LARGE = e.ModelLoad(waiting=1, first_bytes=45 * MIB)
 CHAT, CODE = ModelName("chat"), ModelName("code")
 
 
-def estimate(step_s: float = 0.02) -> Estimate:
-    found = Estimate()
-    landlord = estate("chat", "code")
-    found.demands.update(landlord.estimate.demands)
-    load = e.ModelLoad(10, 10, 3000, 10 * MIB, 10, 0.5, step_s)
+def demand() -> ModelDemand:
+    found = ModelDemand()
     for _ in range(60):
-        found.observe({CHAT: load, CODE: load}, 10.0)
+        found.observe(e.ModelLoad(10, 10, 3000, 10 * MIB, 10, 0.5, step_s=0.02), 10.0)
     return found
 
 
 def test_steps_of_models_on_one_device_add_up() -> None:
     """A token of one model waits for the steps of the others."""
-    found = estimate()
-    assert found.step_s([CHAT]) == pytest.approx(0.02, rel=0.05)
-    assert found.step_s([CHAT, CODE]) == pytest.approx(0.04, rel=0.05)
+    chat, code = demand(), demand()
+    assert token_s([chat]) == pytest.approx(0.02, rel=0.05)
+    assert token_s([chat, code]) == pytest.approx(0.04, rel=0.05)
 
 
 def test_what_memory_does_not_hold_is_not_served() -> None:
     """F is the arrivals where memory is plenty, and falls with the memory where it is short."""
-    found = estimate()
-    plenty = found.served_per_s([CHAT, CODE], 10**12)
+    chat, code = demand(), demand()
+    plenty = served_per_s([chat, code], 10**12)
     assert plenty == pytest.approx(2.0, rel=0.05)
-    assert found.served_per_s([CHAT, CODE], 4 * MIB) < plenty / 2
-    assert found.served_per_s([CHAT], 0) == 0.0
+    assert served_per_s([chat, code], 4 * MIB) < plenty / 2
+    assert served_per_s([chat], 0) == 0.0
 
 
 def test_a_model_joins_a_device_that_is_awake() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from melld.ids import ModelName, WorkerId
 from melld.landlord import events as e
-from melld.landlord.estimate import Estimate, ModelDemand
+from melld.landlord.estimate import ModelDemand, prefill_part
 from melld.landlord.instance import Instance
 from tests.landlord.estate import GRANULES, MIB, WEIGHTS, Town, estate, of
 
@@ -193,9 +193,8 @@ def test_a_device_is_given_up_only_if_the_others_hold_its_requests(used: int, is
 
 def test_a_guess_gives_way_by_how_much_is_known() -> None:
     """16 ended requests weigh e - 1 times as much as the first guess; prompts take no time before any has come."""
-    estimate = Estimate()
-    demand = estimate.demands[ModelName("chat")] = ModelDemand()
-    assert estimate.prefill_part([ModelName("chat")]) == 0.0
+    demand = ModelDemand()
+    assert prefill_part([demand]) == 0.0
     demand.observe(e.ModelLoad(ended=16, output_tokens=16 * 300, prompts=16, prefill_s=16 * 0.2, step_s=0.04), 5.0)
     known = 1 - math.exp(-1)
     assert demand.output_tokens == pytest.approx(200 + known * 100)

@@ -31,7 +31,7 @@ def request() -> Request:
 def test_a_new_worker_is_asleep_empty_warm_and_trusted() -> None:
     """Whatever a record began with by mistake would count as memory or as requests for as long as the worker lives."""
     new = worker()
-    assert (new.id, new.machine, new.rank, new.order, new.key) == ("w0", 2, 7, -1, None)
+    assert (new.id, new.machine, new.rank, new.order) == ("w0", 2, 7, -1)
     assert (new.state, new.steady, new.slots, new.offered_slots) == (Duty.ASLEEP, True, 4, 4)
     assert (new.capacity_bytes, new.largest_capacity_bytes) == (1000, 1000)
     assert (new.free_bytes, new.settled_free_bytes, new.held_bytes) == (1000, 1000, 0)

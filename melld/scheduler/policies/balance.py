@@ -12,7 +12,7 @@ import msgspec
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.fit import WorstFit
 from melld.scheduler.reasons import Reason
-from melld.scheduler.state import Request, Worker
+from melld.scheduler.state import Worker
 
 
 class BalanceSettings(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class LoadBalance(WorstFit):
         for (low, _, source), (high, _, destination) in zip(ranked, reversed(ranked), strict=True):
             if low >= self.settings.source_below or high <= self.settings.destination_above:
                 return
-            request = smallest_movable(source)
+            request = min(source.movable, key=lambda one: (one.kv_bytes, one.sequence), default=None)
             if request is not None and self.cluster.fits(destination, request.kv_bytes):
                 self.cluster.assign(request, destination, Reason.BALANCE)
 
@@ -50,9 +50,3 @@ def freeness(worker: Worker) -> float:
     """Return Llumnix's F over the capacity, with moves in flight counted as done; an empty worker is fully free."""
     staying = worker.count - worker.leaving
     return worker.settled_free_bytes / max(worker.capacity_bytes, 1) / max(staying, 1)
-
-
-def smallest_movable(worker: Worker) -> Request | None:
-    """Return the request that is cheapest to move."""
-    running = [request for request in worker.requests.values() if request.is_movable]
-    return min(running, key=lambda request: (request.kv_bytes, request.sequence), default=None)

@@ -7,9 +7,9 @@ planned and not yet carried out.  Never decides, never records a command.
 """
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.ladder import Ladder
 from melld.scheduler.policies.mell.bins import Bin, Item, halves
-from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
-from melld.scheduler.policies.mell.ladder import Ladder
+from melld.scheduler.policies.mell.classes import TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
 from melld.scheduler.state import Duty, Request, Worker
 
 
@@ -207,61 +207,32 @@ class BinBook:
         self._file(bin_, klass if bin_.worker.state is Duty.ACTIVE else TINY)
 
     def _file(self, bin_: Bin, klass: SizeClass) -> None:
+        """Put the bin where one of its class belongs, and take it out of everything else."""
         if klass is not bin_.klass:
-            self._unfile(bin_)
+            if bin_.klass is not TINY:
+                self.by_order[bin_.klass].discard(bin_)
+                self.by_free[bin_.klass].discard(bin_)
             bin_.klass = klass
             if klass is not TINY:
                 bin_.order = self._next_order()
                 self.by_order[klass].put(bin_, bin_.order)
-        if klass is TINY:
-            self._file_vacant(bin_)
-            return
-        self.vacant.pop(bin_, None)
         free_bytes = self.free_bytes(bin_)
-        self.by_free[klass].put(bin_, free_bytes)
-        if klass is L:
-            self._file_single(bin_)
-        elif klass is T:
-            self._mark_open(bin_, T, not self.limits.is_filled(free_bytes))
-        else:
-            self._mark_open(bin_, klass, bin_.weight_sixths < FULL_SIXTHS)
-            if bin_.smallest_bytes is None:
-                self.by_smallest.discard(bin_)
-            else:
-                self.by_smallest.put(bin_, bin_.smallest_bytes)
-
-    def _file_vacant(self, bin_: Bin) -> None:
-        if bin_.worker.state is Duty.ACTIVE and not bin_.items:
-            self.vacant[bin_] = None
-        else:
-            self.vacant.pop(bin_, None)
-
-    def _file_single(self, bin_: Bin) -> None:
-        if bin_.has_partner:
-            self.single.discard(bin_)
-        else:
-            self.single.put(bin_, self.room_beside_bytes(bin_))
-
-    def _mark_open(self, bin_: Bin, klass: SizeClass, is_open: bool) -> None:
-        if is_open:
-            self.open[klass][bin_] = None
-        else:
-            self.open[klass].pop(bin_, None)
-
-    def _unfile(self, bin_: Bin) -> None:
-        klass = bin_.klass
-        if klass is TINY:
-            self.vacant.pop(bin_, None)
-            return
-        self.by_order[klass].discard(bin_)
-        self.by_free[klass].discard(bin_)
-        if klass is L:
-            self.single.discard(bin_)
-            return
-        self.open[klass].pop(bin_, None)
-        if klass is not T:
-            self.by_smallest.discard(bin_)
+        if klass is not TINY:
+            self.by_free[klass].put(bin_, free_bytes)
+        _mark(self.vacant, bin_, klass is TINY and bin_.worker.state is Duty.ACTIVE and not bin_.items)
+        _mark(self.open[T], bin_, klass is T and not self.limits.is_filled(free_bytes))
+        for one in (S, M):
+            _mark(self.open[one], bin_, klass is one and bin_.is_open)
+        self.single.put(bin_, self.room_beside_bytes(bin_) if klass is L and not bin_.has_partner else None)
+        self.by_smallest.put(bin_, bin_.smallest_bytes if S <= klass <= M else None)
 
     def _next_order(self) -> int:
         self._orders += 1
         return self._orders
+
+
+def _mark(bins: dict[Bin, None], bin_: Bin, is_among: bool) -> None:
+    if is_among:
+        bins[bin_] = None
+    else:
+        bins.pop(bin_, None)

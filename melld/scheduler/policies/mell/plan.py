@@ -167,9 +167,8 @@ class MellPlan:
     def _carry_out_from(self, bin_: Bin) -> None:
         """Carry out the held-back moves that make room in the bin."""
         for request, held in list(self.held.items()):
-            if held.source is bin_ and self.cluster.fits(held.destination.worker, request.kv_bytes):
-                self.drop(request)
-                self._carry_out(request, held.destination, held.reason)
+            if held.source is bin_:
+                self._carry_out_if_fits(request)
 
     def carry_out_all(self) -> None:
         """Carry out the held-back moves, in an order in which each fits.

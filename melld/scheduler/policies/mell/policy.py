@@ -102,7 +102,7 @@ class Mell(Policy):
         plan.note_hole(plan.book.bin_of(source), T)
         self._end_operation()
 
-    def changed(self, worker: Worker, displaced: list[Request]) -> None:  # noqa: ARG002
+    def changed(self, worker: Worker) -> None:
         """See `Policy.changed`."""
         plan = self.plan
         limits = Limits.of(max(self.cluster.roster.largest_capacity_bytes, 1))

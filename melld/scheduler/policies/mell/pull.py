@@ -49,7 +49,7 @@ def _partners(plan: MellPlan, room_bytes: int) -> Iterator[list[Bin]]:
         if unfinished:
             yield unfinished
             return
-    latest = [book.by_order[klass].last() for klass in (S, M)]
+    latest = [next(book.by_order[klass].downwards(), None) for klass in (S, M)]
     yield [bin_ for bin_ in latest if bin_ is not None and _has_within(bin_, room_bytes)]
     yield list(islice(book.by_smallest.downwards(room_bytes), CANDIDATES))
 

@@ -70,8 +70,8 @@ def _settle_t(plan: MellPlan) -> None:
 def _mate(plan: MellPlan) -> None:
     """Restore (4): bring the roomiest single L a partner while one fits."""
     book = plan.book
-    while (single := book.single.last()) is not None:
-        smallest = book.by_smallest.first()
+    while (single := next(book.single.downwards(), None)) is not None:
+        smallest = next(book.by_smallest.upwards(), None)
         if smallest is None or smallest.smallest_bytes is None:
             return
         if smallest.smallest_bytes > book.room_beside_bytes(single) or not bring_partner(plan, single):
@@ -116,11 +116,8 @@ def _dismiss_s(plan: MellPlan, giver: Bin, taker: Bin, given: set[Item]) -> bool
     """Move the S of one of two bins with an M and an S to the S-bins, so that the two M can join."""
     for bin_ in (taker, giver):
         for item in stranded(bin_):
-            if bin_.klass is M and item.klass is S and item not in given and _to_s_bin(plan, item, bin_):
+            is_s_beside_m = bin_.klass is M and item.klass is S and item not in given
+            if is_s_beside_m and allocate(plan, item, Reason.COMPLETE, avoid=bin_):
                 given.add(item)
                 return True
     return False
-
-
-def _to_s_bin(plan: MellPlan, item: Item, bin_: Bin) -> bool:
-    return allocate(plan, item, Reason.COMPLETE, avoid=bin_)

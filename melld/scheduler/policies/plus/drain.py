@@ -4,13 +4,14 @@ Plans one drain of `mell-plus`; changes nothing itself.
 """
 
 import heapq
+from collections.abc import Callable
 
-from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.plus.outlook import Outlook
 from melld.scheduler.policies.plus.settings import PlusSettings
 from melld.scheduler.state import Request, Worker
 
 DrainPlan = list[tuple[Request, Worker]]
-FEWER_LOOKS = 4  # times `candidates`: workers to look at per request, because earlier requests fill some
+FEWER_LOOKS = 4  # times `looks`: workers to look at per request, because earlier requests fill some
 
 
 def cheapest_drain(outlook: Outlook, settings: PlusSettings) -> tuple[Worker, DrainPlan] | None:
@@ -30,27 +31,34 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
     """Return a taker for each of the worker's requests such that all takers live `life_s`, or None.
 
     That life counts from the next look, because a taker is relieved a look before it overflows; if that came soon, a
-    worker would have to be woken again.  The largest requests are placed first, each on the tightest worker.
+    worker would have to be woken again.
     """
-    requests = movable(source)
-    if len(requests) < source.count:
-        return None
-    requests.sort(key=lambda request: (-request.kv_bytes, request.sequence))
-    planned_bytes: dict[Worker, int] = {}
-    planned: dict[Worker, int] = {}
+
+    def lasts(worker: Worker, kv_bytes: int, count: int) -> bool:
+        lives = outlook.life_s(worker, kv_bytes, count) >= outlook.look_s(worker) + life_s
+        return worker.count > 0 and lives and outlook.takes(worker, kv_bytes, count)
+
+    requests = source.movable
+    return takers(requests, source, outlook, candidates, lasts) if len(requests) == source.count else None
+
+
+def takers(
+    leavers: list[Request], source: Worker, outlook: Outlook, looks: int, takes: Callable[[Worker, int, int], bool]
+) -> DrainPlan | None:
+    """Return the tightest other worker that takes each of the source's leavers, all or nothing, the largest first.
+
+    `takes`: whether a worker takes bytes and a number of requests, of all that is planned for it.
+    """
+    planned: dict[Worker, tuple[int, int]] = {}
     plan: DrainPlan = []
-    for request in requests:
-        taker: Worker | None = None
-        for worker in outlook.candidates(request.kv_bytes, FEWER_LOOKS * candidates, source):
-            more, more_bytes = planned.get(worker, 0) + 1, planned_bytes.get(worker, 0) + request.kv_bytes
-            if not worker.count:
-                continue
-            lasts = outlook.life_s(worker, more_bytes, more) >= outlook.look_s(worker) + life_s
-            if lasts and outlook.takes(worker, more_bytes, more):
-                taker = worker
+    for request in sorted(leavers, key=lambda one: (-one.kv_bytes, one.sequence)):
+        for worker in outlook.candidates(request.kv_bytes, FEWER_LOOKS * looks, source):
+            kv_bytes, count = planned.get(worker, (0, 0))
+            kv_bytes, count = kv_bytes + request.kv_bytes, count + 1
+            if takes(worker, kv_bytes, count):
+                planned[worker] = kv_bytes, count
+                plan.append((request, worker))
                 break
-        if taker is None:
+        else:
             return None
-        planned[taker], planned_bytes[taker] = more, more_bytes
-        plan.append((request, taker))
     return plan

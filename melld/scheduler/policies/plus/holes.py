@@ -4,8 +4,8 @@ Plans for the head of the line, where no worker has room and none can be woken; 
 not worth a move: it fits as soon as any request ends.
 """
 
-from melld.scheduler.policies.plus.drain import FEWER_LOOKS, DrainPlan
-from melld.scheduler.policies.plus.outlook import Outlook, movable
+from melld.scheduler.policies.plus.drain import DrainPlan, takers
+from melld.scheduler.policies.plus.outlook import Outlook
 from melld.scheduler.priorities import class_of
 from melld.scheduler.state import Request, Worker
 
@@ -47,34 +47,21 @@ def _emptied(request: Request, worker: Worker, outlook: Outlook) -> DrainPlan | 
     need_bytes = worker.used_bytes + request.kv_bytes + ahead_bytes - worker.capacity_bytes
     if need_bytes <= 0 or worker.leaving:
         return None
-    leavers = [one for one in movable(worker) if class_of(one.priority) >= class_of(request.priority)]
+
+    def away(leavers: list[Request]) -> DrainPlan | None:
+        return takers(leavers, worker, outlook, LEAVERS, outlook.takes)
+
+    leavers = [one for one in worker.movable if class_of(one.priority) >= class_of(request.priority)]
     leavers.sort(key=lambda one: (-class_of(one.priority), one.kv_bytes, one.sequence))
     for one in leavers:
-        if worker.frees_bytes(one.kv_bytes) >= need_bytes and (plan := _takers([one], worker, outlook)):
+        if worker.frees_bytes(one.kv_bytes) >= need_bytes and (plan := away([one])):
             return plan
-    leavers = [one for one in leavers if _takers([one], worker, outlook)]
+    leavers = [one for one in leavers if away([one])]
     leavers.sort(key=lambda one: (-class_of(one.priority), -one.kv_bytes, one.sequence))
     left, chosen = need_bytes + worker.shared_bytes, list[Request]()
     for one in leavers[:LEAVERS]:
         chosen.append(one)
         left -= one.kv_bytes
         if left <= 0:
-            return _takers(chosen, worker, outlook)
+            return away(chosen)
     return None
-
-
-def _takers(leavers: list[Request], source: Worker, outlook: Outlook) -> DrainPlan | None:
-    """Return the tightest other worker that takes each, all or nothing, the largest first."""
-    planned: dict[Worker, tuple[int, int]] = {}
-    plan: DrainPlan = []
-    for request in sorted(leavers, key=lambda one: (-one.kv_bytes, one.sequence)):
-        for worker in outlook.candidates(request.kv_bytes, FEWER_LOOKS * LEAVERS, source):
-            count, nbytes = planned.get(worker, (0, 0))
-            count, nbytes = count + 1, nbytes + request.kv_bytes
-            if outlook.takes(worker, nbytes, count):
-                planned[worker] = count, nbytes
-                plan.append((request, worker))
-                break
-        else:
-            return None
-    return plan

@@ -158,8 +158,3 @@ class Outlook:
 def leaves_wholly(worker: Worker) -> bool:
     """Return True if all of the worker's requests are leaving: nothing should join it."""
     return 0 < worker.leaving == len(worker.requests) and not worker.arriving
-
-
-def movable(worker: Worker) -> list[Request]:
-    """Return the worker's requests that are not moving and not pinned."""
-    return [request for request in worker.requests.values() if request.is_movable]

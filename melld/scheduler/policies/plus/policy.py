@@ -28,7 +28,7 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.fit import tightest_fit
 from melld.scheduler.policies.plus.drain import cheapest_drain
 from melld.scheduler.policies.plus.holes import HolePlan, plan_hole
-from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly, movable
+from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly
 from melld.scheduler.policies.plus.settings import BALANCED, Lifetimes, PlusSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.priorities import STAYS_S, class_of
@@ -105,7 +105,7 @@ class MellPlus(Policy):
         life_s, size = self.outlook.life_s, request.kv_bytes
         for source in self.outlook.roomiest(self.settings.candidates):
             room_bytes = self.cluster.room_bytes(source)
-            for leaver in movable(source) if source is not request.worker else ():
+            for leaver in source.movable if source is not request.worker else ():
                 change_bytes = size - leaver.kv_bytes
                 source_s = life_s(source, change_bytes)
                 if size - source.frees_bytes(leaver.kv_bytes) > room_bytes or source_s <= self.settings.push_life_s:
@@ -155,7 +155,7 @@ class MellPlus(Policy):
 
         No worker is woken for it: that would take too long.
         """
-        requests = movable(worker)
+        requests = worker.movable
         if requests and worker.count - worker.leaving > 1:
             smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
             if (move := self._best_move(worker, [smallest])) is not None:
@@ -163,7 +163,7 @@ class MellPlus(Policy):
 
     def _relieve(self, worker: Worker) -> None:
         for _ in range(LEAVERS):
-            requests = self.outlook.in_time(worker, movable(worker))
+            requests = self.outlook.in_time(worker, worker.movable)
             if not requests or not self.outlook.overloaded(worker):
                 return
             urgency_s = max(self.outlook.life_s(worker), 0.0)
@@ -207,12 +207,16 @@ class MellPlus(Policy):
 
     def _woken(self, largest_first: list[Request]) -> Move | None:
         """Return a move of the largest request for which a worker can be woken; wake none while another starts."""
-        if any(worker.wake_s for worker in self.cluster.active.values()):
+        if self._wakes():
             return None
         for request in largest_first:
             if (spare := self.spare(request.kv_bytes, Reason.OVERLOAD)) is not None:
                 return request, spare
         return None
+
+    def _wakes(self) -> bool:
+        """Return True while some worker starts."""
+        return any(worker.wake_s for worker in self.cluster.active.values())
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
         """Return the move after which source and taker live longest, less the price of its size and of its class.
@@ -246,7 +250,7 @@ class MellPlus(Policy):
         sources_s = [(request, life_s(worker, -request.kv_bytes, -1)) for request in requests]
         for middle in self.outlook.roomiest(self.settings.relief_candidates):
             room_bytes = self.cluster.room_bytes(middle)
-            for first in movable(middle) if middle is not worker else ():
+            for first in middle.movable if middle is not worker else ():
                 freed_bytes = middle.frees_bytes(first.kv_bytes)
                 for last in self.outlook.tightest(first.kv_bytes, self.settings.relief_candidates, middle):
                     last_s = life_s(last, first.kv_bytes, 1) if last is not worker else 0.0

@@ -15,7 +15,6 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.idle import Gaps, kept_s
 from melld.scheduler.policies.fit import tightest_fit
-from melld.scheduler.policies.plus.holes import HolePlan
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.dispatch import NO_PROMPT, Dispatch, Prompt, has_begun
@@ -23,7 +22,6 @@ from melld.scheduler.policies.slo.feedback import Feedback
 from melld.scheduler.policies.slo.missing import MissingWorkers
 from melld.scheduler.policies.slo.models import PromptModel, StepModel
 from melld.scheduler.policies.slo.roles import Roles
-from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role
 from melld.scheduler.state import Request, Worker
@@ -35,20 +33,19 @@ WORTH_WAKING = 4.0
 """Misses that waking another worker must save."""
 
 
-class MellSlo(Policy):
+class MellSlo(MellPlus):
     """Policy `mell-slo`; see the module."""
 
     name: ClassVar[str] = "mell-slo"
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self.packing = MellPlus(cluster)
         self.targets = cluster.settings.targets or Targets()
         self.steps = StepModel()
         self.prompts = PromptModel()
-        self.dispatch = Dispatch(cluster, self.packing, self.targets, self.steps)
+        self.dispatch = Dispatch(cluster, self, self.targets, self.steps)
         self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
-        self.roles = Roles(cluster, self.packing.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
+        self.roles = Roles(cluster, self.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
         self.gaps = Gaps()
         self.missing = MissingWorkers(cluster)
         self.feedback = Feedback(self.targets, self.missing)
@@ -60,7 +57,7 @@ class MellSlo(Policy):
     def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
         if not self._aims:
-            return self.packing.allocate(request, reason)
+            return super().allocate(request, reason)
         is_new = request.worker is None
         prompt = self._prompt(request) if is_new else self._prompt_elsewhere(request)
         self._serve(request.kv_bytes, reason)
@@ -143,17 +140,13 @@ class MellSlo(Policy):
             return False
         return self.dispatch.too_late(request, self.prompts.seconds(request.prompt_tokens))
 
-    def hole(self, request: Request, most_s: float) -> HolePlan | None:
-        """See `Policy.hole`."""
-        return self.packing.hole(request, most_s)
-
     def suspends(self, request: Request) -> bool:
         """See `Policy.suspends`."""
         return not self._aims or not self._holds(request)
 
     def departed(self, request: Request, worker: Worker, destination: Worker | None) -> None:
         """See `Policy.departed`."""
-        self.packing.departed(request, worker, destination)
+        super().departed(request, worker, destination)
         self.roles.handed(request, committed=False)
         if self._aims:
             self.dispatch.left(request.id, (worker, destination))
@@ -171,7 +164,7 @@ class MellSlo(Policy):
     def moved(self, request: Request, source: Worker, destination: Worker) -> None:
         """See `Policy.moved`."""
         if not self.roles.handed(request, committed=request.worker is destination):  # which waits for the first token
-            self.packing.moved(request, source, destination)
+            super().moved(request, source, destination)
         if self._aims and request.worker is destination:
             self.dispatch.moved(request.id, source, destination)
 
@@ -190,9 +183,9 @@ class MellSlo(Policy):
     def epoch(self) -> None:
         """See `Policy.epoch`."""
         if not self._aims:
-            self.packing.epoch()
+            super().epoch()
             return
-        self.packing.relieve()
+        self.relieve()
         self._serve(0, Reason.SERVICE)
         self.missing.look()
         self.roles.look(self.demand.prefilling(), self.dispatch.pace_s())
@@ -223,14 +216,11 @@ class MellSlo(Policy):
 
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""
-        ahead_s = self._wake_s() + FILL_PART * self.packing.settings.dispatch_life_s
+        ahead_s = self._wake_s() + FILL_PART * self.settings.dispatch_life_s
         self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution, self.feedback.sure)
         while len(self.cluster.active) < self.demand.workers:
             if self.spare(kv_bytes, reason) is None:
                 return
-
-    def _wakes(self) -> bool:
-        return any(worker.wake_s for worker in self.cluster.active.values())
 
     def _wake_s(self) -> float:
         asleep = self.cluster.sleeping(0)

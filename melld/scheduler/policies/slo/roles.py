@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import SetRole
-from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook, movable
+from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.load import Loads, WorkerLoad
 from melld.scheduler.policies.slo.models import StepModel
@@ -93,7 +93,7 @@ class Roles:
         """Yield the requests to be handed over now, each with whether its first token is still to come."""
         for worker in self.prefill_workers():
             decoding = 0
-            for request in movable(worker):
+            for request in worker.movable:
                 to_come = self._first_in_s(request, worker) > 0.0
                 decoding += not to_come
                 if self.is_due(request, worker) if to_come else decoding <= LEAVERS:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.scheduler.policies.mell.ladder import Ladder
+from melld.scheduler.ladder import Ladder
 
 
 class Thing:
@@ -25,15 +25,17 @@ def test_things_stand_by_key_and_order(changes: list[tuple[int, int | None]], ke
     held: dict[Thing, int] = {}
     for number, new_key in changes:
         thing = THINGS[number]
-        if new_key is None:
-            ladder.discard(thing)
-            held.pop(thing, None)
-        else:
-            ladder.put(thing, new_key)
+        ladder.put(thing, new_key)
+        held.pop(thing, None)
+        if new_key is not None:
             held[thing] = new_key
     ranked = sorted(held, key=lambda thing: (held[thing], thing.order))
     assert [thing in ladder for thing in THINGS] == [thing in held for thing in THINGS]
-    assert (ladder.first(), ladder.last()) == ((ranked[0], ranked[-1]) if ranked else (None, None))
-    assert list(ladder.downwards()) == ranked[::-1]
+    assert len(ladder) == len(held)
+    assert (list(ladder.upwards()), list(ladder.downwards())) == (ranked, ranked[::-1])
+    assert list(ladder.upwards(floor)) == [thing for thing in ranked if floor <= held[thing]]
     within = [thing for thing in ranked[::-1] if floor <= held[thing] <= key]
+    assert list(ladder.downwards(key, floor)) == within
+    ladder.refill(held.items())
+    assert list(ladder.upwards()) == ranked
     assert list(ladder.downwards(key, floor)) == within

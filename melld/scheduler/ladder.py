@@ -1,12 +1,11 @@
-"""Sorted index of bins by a key: "roomiest", "latest" and "largest that fits" in O(log N).
+"""Sorted index of things by a key: "roomiest", "latest" and "smallest that fits" in O(log N).
 
 Owns the order alone.  A ladder is a sorted list: at ten thousand entries, moving its tail by memmove is cheaper than a
-tree in Python.  Each entry is one number, the key above the order, as in `melld.scheduler.index`: numbers compare
-faster than tuples.
+tree in Python.  Each entry is one number, the key above the order: numbers compare faster than tuples.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 ORDER_BITS = 40
@@ -32,11 +31,17 @@ class Ladder(Generic[R]):
         self._rungs_of: dict[R, int] = {}
         self._things: dict[int, R] = {}  # by order
 
+    def __len__(self) -> int:
+        return len(self._rungs)
+
     def __contains__(self, thing: R) -> bool:
         return thing in self._rungs_of
 
-    def put(self, thing: R, key: int) -> None:
-        """Add the thing, or change its key."""
+    def put(self, thing: R, key: int | None) -> None:
+        """Add the thing, or change its key; None: remove it if it is present."""
+        if key is None:
+            self.discard(thing)
+            return
         rungs, order = self._rungs, thing.order
         rung = (key << ORDER_BITS) + order
         old = self._rungs_of.get(thing)
@@ -57,13 +62,17 @@ class Ladder(Generic[R]):
             del rungs[bisect_left(rungs, old)]
             del self._things[old & ORDER_MASK]
 
-    def last(self) -> R | None:
-        """Return the thing with the greatest key."""
-        return self._things[self._rungs[-1] & ORDER_MASK] if self._rungs else None
+    def refill(self, keys: Iterable[tuple[R, int]]) -> None:
+        """Have these things instead, each with its key: one sort."""
+        self._rungs_of = {thing: (key << ORDER_BITS) + thing.order for thing, key in keys}
+        self._things = {thing.order: thing for thing in self._rungs_of}
+        self._rungs = sorted(self._rungs_of.values())
 
-    def first(self) -> R | None:
-        """Return the thing with the least key."""
-        return self._things[self._rungs[0] & ORDER_MASK] if self._rungs else None
+    def upwards(self, floor: int | None = None) -> Iterator[R]:
+        """Yield things from the least key (at least `floor`) up; do not change the ladder meanwhile."""
+        rungs, things = self._rungs, self._things
+        for position in range(0 if floor is None else bisect_left(rungs, floor << ORDER_BITS), len(rungs)):
+            yield things[rungs[position] & ORDER_MASK]
 
     def downwards(self, key: int | None = None, floor: int | None = None) -> Iterator[R]:
         """Yield things from the greatest key (at most `key`) down to `floor`; do not change the ladder meanwhile."""
