@@ -34,7 +34,7 @@ from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
 from melld.api.keeping import Keeping, store_responses
-from melld.api.long_answers import LongAnswer, make_logprobs_late
+from melld.api.long_answers import LongAnswer
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
@@ -98,7 +98,6 @@ def prepare_serving(serving: State) -> None:
     make_streams_raise(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
-    make_logprobs_late(serving)
     store_responses(serving)
 
 
@@ -224,7 +223,7 @@ class Api:
     ) -> web.StreamResponse:
         tier = tier_of(caller().priority)
         exchange.parameters = frozenset(fields)
-        handler_of(call, serving)
+        handler = handler_of(call, serving)
         await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
         if exchange.response is None and not exchange.request.headers.get("X-Request-Id"):
             exchange.request_id = fields.get("request_id") or exchange.request_id
@@ -236,7 +235,7 @@ class Api:
         check_work(parsed, self._context.config())
         keeping = await self._keeping(exchange, parsed, size) if isinstance(parsed, ResponsesRequest) else None
         long = LongAnswer(self._turns) if keeping is None else keeping.long
-        work = perform(call, serving, parsed, vllm_request, long, tier)
+        work = perform(call, handler, parsed, vllm_request, long, tier)
         work = work if keeping is None else keeping.kept(work)
         if is_stream(call, parsed):
             return await self._stream(exchange, work)

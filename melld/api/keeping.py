@@ -130,7 +130,7 @@ class Keeping:
     async def make(self, serve: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Make the answer in the background."""
         with self._working() as stored:
-            made = await self.long.ask(serve())
+            made = await serve()
             if isinstance(made, ErrorResponse):
                 raise ServingFault(made)
             self._finish(stored, await self.long.encode(made, _DUMP))
@@ -217,7 +217,7 @@ def store_responses(serving: State) -> None:
     async def in_background(*arguments: Any) -> None:
         keeping = _KEEPING.get()
         assert keeping is not None
-        await keeping.make(lambda: handler.responses_full_generator(*arguments))
+        await keeping.make(lambda: keeping.long.leaving_out(handler).responses_full_generator(*arguments))
 
     async def in_background_as_stream(*arguments: Any) -> None:
         keeping = _KEEPING.get()

@@ -77,18 +77,18 @@ def is_stream(call: Call, parsed: BaseModel) -> bool:
 
 
 async def perform(
-    call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer, tier: Tier
+    call: Call, handler: Any, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer, tier: Tier
 ) -> Result:
-    """Have vLLM serve a parsed request, and name its tier in the answer.
+    """Have vLLM's serving class of the call serve a parsed request, and name its tier in the answer.
 
     Raises:
         Refusal, vLLM's errors: see `melld.api.error_mapping`.
     """
-    handler = handler_of(call, serving)
+    handler = handler if is_stream(call, parsed) else long.leaving_out(handler)
     serve = getattr(handler, call.method) if call.method else handler
     if call.hears:
         serve = functools.partial(serve, parsed.file.file.read())  # type: ignore[attr-defined]
-    result = await (serve(parsed, request) if is_stream(call, parsed) else long.ask(serve(parsed, request)))
+    result = await serve(parsed, request)
     if isinstance(result, ErrorResponse):
         raise ServingFault(result)
     if isinstance(result, BaseModel):
