@@ -33,7 +33,7 @@ from melld.api.guards.media import broken_media_refused
 from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
-from melld.api.keeping import Keeping, store_responses
+from melld.api.keeping import Keeping
 from melld.api.long_answers import LongAnswer
 from melld.api.models import AskedModel, asked_model, check_open
 from melld.api.off_loop import OffLoop
@@ -98,7 +98,6 @@ def prepare_serving(serving: State) -> None:
     make_streams_raise(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
-    store_responses(serving)
 
 
 class Api:
@@ -233,8 +232,10 @@ class Api:
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config())
-        keeping = await self._keeping(exchange, parsed, size) if isinstance(parsed, ResponsesRequest) else None
-        long = LongAnswer(self._turns) if keeping is None else keeping.long
+        long, keeping = LongAnswer(self._turns), None
+        if isinstance(parsed, ResponsesRequest):
+            keeping = await self._keeping(exchange, parsed, size, long)
+            handler = keeping.serving(handler)
         work = perform(call, handler, parsed, vllm_request, long, tier)
         work = work if keeping is None else keeping.kept(work)
         if is_stream(call, parsed):
@@ -242,10 +243,10 @@ class Api:
         result = await work
         return exchange.whole(result.body, headers=result.headers)
 
-    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int) -> Keeping:
+    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int, long: LongAnswer) -> Keeping:
         client = exchange.client
         goes_on = functools.partial(self._called_by, client.name, caller().priority, goes_on=True)
-        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, LongAnswer(self._turns))
+        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, long)
         await keeping.prepare(self._context.config(), self.off_loop)
         return keeping
 
