@@ -21,6 +21,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from melld.api.answers import Dialect
+from melld.api.calls import CALLS
 from melld.api.error_mapping import ServingFault
 from melld.api.served_tier import name_in_event
 from melld.control.status import Tier
@@ -31,14 +32,6 @@ COMMENT = b": keep-alive\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
-_STREAMING = (
-    "openai_serving_chat",
-    "openai_serving_completion",
-    "openai_serving_responses",
-    "anthropic_serving_messages",
-    "openai_serving_transcription",
-    "openai_serving_translation",
-)
 
 
 def make_streams_raise(serving: State) -> None:
@@ -46,7 +39,7 @@ def make_streams_raise(serving: State) -> None:
 
     All these errors pass through `create_streaming_error_response` (vllm.entrypoints.generate.base.serving).
     """
-    for name in _STREAMING:
+    for name in {call.serving for call in CALLS.values() if call.streams}:
         handler = getattr(serving, name, None)
         if handler is not None:
             handler.create_streaming_error_response = _raise
