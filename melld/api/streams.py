@@ -128,33 +128,24 @@ class KeepAlive:
         self._response = response
         self._silence_s = silence_s
         self._spoken = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
+        self._commenting: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "KeepAlive":
-        self._arm()
+        self._commenting = asyncio.get_running_loop().create_task(self._comment(), name="keep a stream alive")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._writing is not None:
-            self._writing.cancel()
+        assert self._commenting is not None
+        self._commenting.cancel()
 
     def spoke(self) -> None:
         """Note that an event has been written."""
         self._spoken = True
 
-    def _arm(self) -> None:
-        if self._silence_s < float("inf"):
-            self._timer = asyncio.get_running_loop().call_later(self._silence_s, self._look)
-
-    def _look(self) -> None:
-        if not self._spoken and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.ensure_future(self._write())
-        self._spoken = False
-        self._arm()
-
-    async def _write(self) -> None:
+    async def _comment(self) -> None:
         with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
-            await self._response.write(COMMENT)
+            while True:
+                self._spoken = False
+                await asyncio.sleep(self._silence_s)
+                if not self._spoken:
+                    await self._response.write(COMMENT)
