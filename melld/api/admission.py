@@ -75,19 +75,14 @@ class Admission:
         return max(1, self._max_concurrent() // parts)
 
     @contextmanager
-    def call(self, client: str = "") -> Iterator[None]:
-        """Hold a place for the client's call, which is the current task.
+    def call(self, client: str = "", *, goes_on: bool = False) -> Iterator[None]:
+        """Hold a place for the client's call, which is the current task; one that `goes_on` was admitted before.
 
         Raises:
             Refusal: see `check`.
         """
-        self.check(client)
-        with self.hold(client):
-            yield
-
-    @contextmanager
-    def hold(self, client: str = "") -> Iterator[None]:
-        """Hold a place for the current task, which goes on with an admitted call."""
+        if not goes_on:
+            self.check(client)
         task = asyncio.current_task()
         assert task is not None
         assert task not in self._calls

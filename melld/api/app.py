@@ -214,7 +214,7 @@ class Api:
         """Count a call, or the work in the background with which it `goes_on`."""
         config = self._context.config()
         made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens, priority)
-        with self.admission.hold(client) if goes_on else self.admission.call(client), called_by(made):
+        with self.admission.call(client, goes_on=goes_on), called_by(made):
             yield
 
     async def _serve(
