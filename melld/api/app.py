@@ -19,7 +19,7 @@ from starlette.datastructures import State
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.gc_utils import freeze_gc_heap
 
-from melld.api.admission import Admission, shutting_down
+from melld.api.admission import Admission, check_open, shutting_down
 from melld.api.answers import JSON, Dialect
 from melld.api.calls import CALLS, Call
 from melld.api.connections.acceptor import Acceptor
@@ -35,7 +35,7 @@ from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
 from melld.api.keeping import Keeping
 from melld.api.long_answers import LongAnswer
-from melld.api.models import AskedModel, asked_model, check_open
+from melld.api.models import AskedModel, asked_model
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
 from melld.api.performing import (
@@ -173,7 +173,7 @@ class Api:
         rights = rights_of(exchange.client, 0 if least is None and self._context.keys().count() > 1 else least)
         priority = priority_of(fields if call.engine else {}, rights)
         if call.engine or model.serving is None:
-            check_open(model)
+            check_open(model.why_closed())
             model.check_queue(exchange.client.name, priority)
         counted = self._counts.in_flight.track_inprogress()
         with self._called_by(exchange.client.name, priority), counted, model.called():
