@@ -58,9 +58,7 @@ class Admission:
         Raises:
             Refusal: 503 while draining or not ready, 429 at the limit of calls, in total or of this client.
         """
-        why_not = self.why_closed()
-        if why_not is not None:
-            raise Refusal(503, f"not serving now: {why_not}", code="unavailable", headers=RETRY_AFTER)
+        check_open(self.why_closed())
         if len(self._calls) >= self._max_concurrent():
             message = f"{len(self._calls)} requests are running already"
             raise Refusal(429, message, code="too_many_requests", headers=RETRY_AFTER)
@@ -75,19 +73,14 @@ class Admission:
         return max(1, self._max_concurrent() // parts)
 
     @contextmanager
-    def call(self, client: str = "") -> Iterator[None]:
-        """Hold a place for the client's call, which is the current task.
+    def call(self, client: str = "", *, goes_on: bool = False) -> Iterator[None]:
+        """Hold a place for the client's call, which is the current task; one that `goes_on` was admitted before.
 
         Raises:
             Refusal: see `check`.
         """
-        self.check(client)
-        with self.hold(client):
-            yield
-
-    @contextmanager
-    def hold(self, client: str = "") -> Iterator[None]:
-        """Hold a place for the current task, which goes on with an admitted call."""
+        if not goes_on:
+            self.check(client)
         task = asyncio.current_task()
         assert task is not None
         assert task not in self._calls
@@ -127,6 +120,16 @@ class Admission:
     def aborted(self) -> bool:
         """Return whether the daemon, not the client, has cancelled a cancelled call."""
         return self.door is Door.ABORTED
+
+
+def check_open(why_closed: str | None) -> None:
+    """Refuse a call that nothing would ever compute, for this reason; None: something may.
+
+    Raises:
+        Refusal: 503.
+    """
+    if why_closed is not None:
+        raise Refusal(503, f"not serving now: {why_closed}", code="unavailable", headers=RETRY_AFTER)
 
 
 def shutting_down() -> Refusal:

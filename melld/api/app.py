@@ -19,7 +19,7 @@ from starlette.datastructures import State
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.gc_utils import freeze_gc_heap
 
-from melld.api.admission import Admission, shutting_down
+from melld.api.admission import Admission, check_open, shutting_down
 from melld.api.answers import JSON, Dialect
 from melld.api.calls import CALLS, Call
 from melld.api.connections.acceptor import Acceptor
@@ -33,9 +33,9 @@ from melld.api.guards.media import broken_media_refused
 from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
-from melld.api.keeping import Keeping, store_responses
-from melld.api.long_answers import LongAnswer, make_logprobs_late
-from melld.api.models import AskedModel, asked_model, check_open
+from melld.api.keeping import Keeping
+from melld.api.long_answers import LongAnswer
+from melld.api.models import AskedModel, asked_model
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
 from melld.api.performing import (
@@ -98,8 +98,6 @@ def prepare_serving(serving: State) -> None:
     make_streams_raise(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
-    make_logprobs_late(serving)
-    store_responses(serving)
 
 
 class Api:
@@ -175,7 +173,7 @@ class Api:
         rights = rights_of(exchange.client, 0 if least is None and self._context.keys().count() > 1 else least)
         priority = priority_of(fields if call.engine else {}, rights)
         if call.engine or model.serving is None:
-            check_open(model)
+            check_open(model.why_closed())
             model.check_queue(exchange.client.name, priority)
         counted = self._counts.in_flight.track_inprogress()
         with self._called_by(exchange.client.name, priority), counted, model.called():
@@ -216,7 +214,7 @@ class Api:
         """Count a call, or the work in the background with which it `goes_on`."""
         config = self._context.config()
         made = Caller(client, self._logprobs, config.max_prompt_logprobs, config.max_repeated_prompt_tokens, priority)
-        with self.admission.hold(client) if goes_on else self.admission.call(client), called_by(made):
+        with self.admission.call(client, goes_on=goes_on), called_by(made):
             yield
 
     async def _serve(
@@ -224,7 +222,7 @@ class Api:
     ) -> web.StreamResponse:
         tier = tier_of(caller().priority)
         exchange.parameters = frozenset(fields)
-        handler_of(call, serving)
+        handler = handler_of(call, serving)
         await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
         if exchange.response is None and not exchange.request.headers.get("X-Request-Id"):
             exchange.request_id = fields.get("request_id") or exchange.request_id
@@ -234,19 +232,21 @@ class Api:
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config())
-        keeping = await self._keeping(exchange, parsed, size) if isinstance(parsed, ResponsesRequest) else None
-        long = LongAnswer(self._turns) if keeping is None else keeping.long
-        work = perform(call, serving, parsed, vllm_request, long, tier)
+        long, keeping = LongAnswer(self._turns), None
+        if isinstance(parsed, ResponsesRequest):
+            keeping = await self._keeping(exchange, parsed, size, long)
+            handler = keeping.serving(handler)
+        work = perform(call, handler, parsed, vllm_request, long, tier)
         work = work if keeping is None else keeping.kept(work)
         if is_stream(call, parsed):
             return await self._stream(exchange, work)
         result = await work
         return exchange.whole(result.body, headers=result.headers)
 
-    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int) -> Keeping:
+    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int, long: LongAnswer) -> Keeping:
         client = exchange.client
         goes_on = functools.partial(self._called_by, client.name, caller().priority, goes_on=True)
-        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, LongAnswer(self._turns))
+        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, long)
         await keeping.prepare(self._context.config(), self.off_loop)
         return keeping
 

@@ -90,11 +90,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def limits(self, config: ServerConfig) -> ServerConfig:
         """Return the limits of this endpoint's bodies."""
-        if self.hears:
-            return msgspec.structs.replace(config, max_body_bytes=config.max_audio_bytes)
-        if config.max_body_bytes <= self.max_body_bytes:
-            return config
-        return msgspec.structs.replace(config, max_body_bytes=self.max_body_bytes)
+        most = config.max_audio_bytes if self.hears else min(config.max_body_bytes, self.max_body_bytes)
+        return msgspec.structs.replace(config, max_body_bytes=most)
 
 
 def _of(takes: type[BaseModel], gives: Any, summary: str, **more: Any) -> Call:

@@ -1,19 +1,19 @@
 """Keeps the answers of vLLM's serving class for `/v1/responses` in `StoredResponses`, in place of its own stores.
 
-Owns the seam: vLLM's class keeps responses, prompts and tasks in dictionaries that never shrink and know no keys.  Here
-it finds in them what belongs to the present call, and has its answers in the background made by `Keeping`.
+Owns the seam: vLLM's class keeps responses, prompts and tasks in dictionaries that never shrink and know no keys.  Each
+call gets a copy of it whose dictionaries hold what belongs to the call, and whose answers in the background `Keeping`
+makes.
 """
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
-from starlette.datastructures import State
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
@@ -57,11 +57,11 @@ class Keeping:
         self._request = request
         self._size = size
         self._goes_on = goes_on
-        self.long = long
-        self.previous: ResponsesResponse | None = None
-        self.prompts: dict[str, list[Any]] = {}
-        """By id, in vLLM's form: that of the previous answer, and this call's if it is to be stored."""
-        self._stored: Stored | None = None
+        self._long = long
+        self._answers: dict[str, ResponsesResponse] = {}
+        """By id: the previous one, and this call's if it is to be stored."""
+        self._prompts: dict[str, list[Any]] = {}
+        """Theirs, in vLLM's form."""
 
     async def prepare(self, limits: ServerConfig, off_loop: OffLoop) -> None:
         """Find the answer that this one goes on from.
@@ -83,19 +83,31 @@ class Keeping:
             message = f"a conversation has at most {limits.max_message_parts} messages"
             raise bad("previous_response_id", message)
         self._size += found.size
-        self.prompts[wanted] = found.messages
+        self._prompts[wanted] = found.messages
         previous = await off_loop.run(len(found.body), ResponsesResponse.model_validate_json, found.body)
         if previous.status in ("failed", "cancelled"):
             raise bad("previous_response_id", f"the response {wanted} is {previous.status}")
-        self.previous = previous
+        self._answers[wanted] = previous
+
+    def serving(self, handler: Any) -> Any:
+        """Return vLLM's serving class for this call alone."""
+        own = copy.copy(handler)
+        own.enable_store, own.response_store, own.msg_store = True, self._answers, self._prompts
+
+        def in_background(*arguments: Any) -> Coroutine[Any, Any, None]:
+            stored = self._queue()
+            another = self.serving(handler)  # `own`, which has this function, would refer to itself
+            if self._request.stream:
+                return self._make_stream(stored, another.responses_stream_generator(*arguments))
+            return self._make(stored, self._long.leaving_out(another), arguments)
+
+        own._run_background_request = own._run_background_request_stream = in_background  # noqa: SLF001
+        own.responses_background_stream_generator = lambda made: self._store.find(self._owner, made).follow()
+        return own
 
     async def kept(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of `work`, and keep it."""
-        token = _KEEPING.set(self)
-        try:
-            result = await work
-        finally:
-            _KEEPING.reset(token)
+        result = await work
         if self._request.background:
             return result
         if result.stream is not None:
@@ -116,28 +128,30 @@ class Keeping:
     def _keep(self, body: bytes) -> None:
         """Keep an answer if it is to be stored."""
         response_id = self._request.request_id
-        if (messages := self.prompts.get(response_id)) is not None:
+        if (messages := self._prompts.get(response_id)) is not None:
             size = self._size + len(body)
             self._store.put(self._owner, response_id, Stored(body=body, messages=messages, size=size))
 
-    def queue(self, response: ResponsesResponse) -> None:
+    def _queue(self) -> Stored:
         """Keep the place of an answer that is to be made in the background."""
-        body, messages = response.model_dump_json(**_DUMP).encode(), self.prompts[response.id]
-        self._stored = Stored(body=body, messages=messages, size=self._size, background=True, is_done=False)
-        self._stored.events = [] if self._request.stream else None
-        self._store.put(self._owner, response.id, self._stored)
+        response_id = self._request.request_id
+        body, messages = self._answers[response_id].model_dump_json(**_DUMP).encode(), self._prompts[response_id]
+        stored = Stored(body=body, messages=messages, size=self._size, background=True, is_done=False)
+        stored.events = [] if self._request.stream else None
+        self._store.put(self._owner, response_id, stored)
+        return stored
 
-    async def make(self, serve: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def _make(self, stored: Stored, handler: Any, arguments: tuple[Any, ...]) -> None:
         """Make the answer in the background."""
-        with self._working() as stored:
-            made = await self.long.ask(serve())
+        with self._working(stored):
+            made = await handler.responses_full_generator(*arguments)
             if isinstance(made, ErrorResponse):
                 raise ServingFault(made)
-            self._finish(stored, await self.long.encode(made, _DUMP))
+            self._finish(stored, await self._long.encode(made, _DUMP))
 
-    async def make_stream(self, events: AsyncGenerator[Any, None]) -> None:
+    async def _make_stream(self, stored: Stored, events: AsyncGenerator[Any, None]) -> None:
         """Make the answer in the background, event by event."""
-        with self._working() as stored:
+        with self._working(stored):
             async with contextlib.aclosing(events):
                 async for event in events:
                     response = getattr(event, "response", None)
@@ -152,20 +166,13 @@ class Keeping:
             stored.done(body)
             self._store.put(self._owner, self._request.request_id, stored)
 
-    def follow(self) -> AsyncGenerator[str, None]:
-        """Return the stream of the answer that is made in the background."""
-        assert self._stored is not None
-        return self._stored.follow()
-
     @contextlib.contextmanager
-    def _working(self) -> Iterator[Stored]:
+    def _working(self, stored: Stored) -> Iterator[None]:
         """Work for the answer in this task; keep what it fails with."""
-        stored = self._stored
-        assert stored is not None
         stored.work = asyncio.current_task()
         try:
             with self._goes_on():
-                yield stored
+                yield
         except Exception as error:
             answer = answer_to(error, frozenset(self._request.model_fields_set))
             if needs_traceback(error, answer):
@@ -173,65 +180,3 @@ class Keeping:
             stored.fail(answer)
         finally:
             stored.work = None
-
-
-_KEEPING: ContextVar[Keeping | None] = ContextVar("melld_keeping", default=None)
-
-
-class _Answers:
-    """Stands in for vLLM's store of responses."""
-
-    def get(self, response_id: str) -> ResponsesResponse | None:
-        keeping = _KEEPING.get()
-        previous = None if keeping is None else keeping.previous
-        return previous if previous is not None and previous.id == response_id else None
-
-    def __setitem__(self, _response_id: str, response: ResponsesResponse) -> None:
-        if (keeping := _KEEPING.get()) is not None and response.status == "queued":
-            keeping.queue(response)
-
-
-class _Prompts:
-    """Stands in for vLLM's store of prompts."""
-
-    def get(self, response_id: str) -> list[Any] | None:
-        keeping = _KEEPING.get()
-        return None if keeping is None else keeping.prompts.get(response_id)
-
-    def __getitem__(self, response_id: str) -> list[Any]:
-        messages = self.get(response_id)
-        assert messages is not None
-        return messages
-
-    def __setitem__(self, response_id: str, messages: list[Any]) -> None:
-        if (keeping := _KEEPING.get()) is not None:
-            keeping.prompts[response_id] = messages
-
-
-def store_responses(serving: State) -> None:
-    """Give vLLM's serving class these stores."""
-    handler = getattr(serving, "openai_serving_responses", None)
-    if handler is None:
-        return
-
-    async def in_background(*arguments: Any) -> None:
-        keeping = _KEEPING.get()
-        assert keeping is not None
-        await keeping.make(lambda: handler.responses_full_generator(*arguments))
-
-    async def in_background_as_stream(*arguments: Any) -> None:
-        keeping = _KEEPING.get()
-        assert keeping is not None
-        await keeping.make_stream(handler.responses_stream_generator(*arguments))
-
-    def follow(_response_id: str) -> AsyncGenerator[str, None]:
-        keeping = _KEEPING.get()
-        assert keeping is not None
-        return keeping.follow()
-
-    handler.enable_store = True
-    handler.response_store = _Answers()
-    handler.msg_store = _Prompts()
-    handler._run_background_request = in_background  # noqa: SLF001
-    handler._run_background_request_stream = in_background_as_stream  # noqa: SLF001
-    handler.responses_background_stream_generator = follow

@@ -5,17 +5,16 @@ is not a stream are left out at first and made piece by piece; long lists are le
 piece.  The result equals vLLM's, byte for byte.
 """
 
+import copy
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
 from openai.types.responses.response_output_text import Logprob as ResponsesLogprob
 from pydantic import BaseModel
 from pydantic_core import to_json
-from starlette.datastructures import State
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
 from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs
 
@@ -36,31 +35,12 @@ class Unmade(msgspec.Struct, frozen=True):
     """The argument with vLLM's log-probabilities, by token."""
 
 
-_UNMADE: ContextVar[dict[int, Unmade] | None] = ContextVar("melld_unmade", default=None)
-
-
-def make_logprobs_late(serving: State) -> None:
-    """Make vLLM's serving classes leave out long log-probabilities, for `LongAnswer` to make."""
-    for name, method, source, empty in (
-        ("openai_serving_chat", "_create_chat_logprobs", "top_logprobs", ChatCompletionLogProbs),
-        ("openai_serving_completion", "_create_completion_logprobs", "top_logprobs", CompletionLogProbs),
-        ("openai_serving_responses", "_create_response_logprobs", "logprobs", None),
-    ):
-        handler = getattr(serving, name, None)
-        if hasattr(handler, method):
-            setattr(handler, method, _late(getattr(handler, method), source, empty))
-
-
-def _late(make: Callable[..., Any], source: str, empty: Callable[[], BaseModel] | None) -> Callable[..., Any]:
-    def make_or_leave(**arguments: Any) -> Any:
-        unmade = _UNMADE.get()
-        if unmade is None or len(arguments["token_ids"]) * _width(arguments[source]) <= PIECE:
-            return make(**arguments)
-        stands_in = ResponsesLogprob.model_construct() if empty is None else empty()
-        unmade[id(stands_in)] = Unmade(stands_in, make, arguments, source)
-        return [stands_in] if empty is None else stands_in
-
-    return make_or_leave
+# The method of a serving class, its argument with vLLM's log-probabilities, and what stands in for a result.
+_LATE: tuple[tuple[str, str, Callable[[], BaseModel] | None], ...] = (
+    ("_create_chat_logprobs", "top_logprobs", ChatCompletionLogProbs),
+    ("_create_completion_logprobs", "top_logprobs", CompletionLogProbs),
+    ("_create_response_logprobs", "logprobs", None),
+)
 
 
 def _width(logprobs: Any) -> int:
@@ -75,13 +55,23 @@ class LongAnswer:
         self._turns = turns
         self._unmade: dict[int, Unmade] = {}
 
-    async def ask(self, serve: Awaitable[Any]) -> Any:
-        """Return what vLLM's method returns, without long log-probabilities."""
-        token = _UNMADE.set(self._unmade)
-        try:
-            return await serve
-        finally:
-            _UNMADE.reset(token)
+    def leaving_out(self, handler: Any) -> Any:
+        """Return vLLM's serving class so that its answer lacks long log-probabilities, which `encode` makes."""
+        own = copy.copy(handler)
+        for method, source, empty in _LATE:
+            if hasattr(handler, method):
+                setattr(own, method, self._late(getattr(handler, method), source, empty))
+        return own
+
+    def _late(self, make: Callable[..., Any], source: str, empty: Callable[[], BaseModel] | None) -> Callable[..., Any]:
+        def make_or_leave(**arguments: Any) -> Any:
+            if len(arguments["token_ids"]) * _width(arguments[source]) <= PIECE:
+                return make(**arguments)
+            stands_in = ResponsesLogprob.model_construct() if empty is None else empty()
+            self._unmade[id(stands_in)] = Unmade(stands_in, make, arguments, source)
+            return [stands_in] if empty is None else stands_in
+
+        return make_or_leave
 
     async def encode(self, answer: BaseModel, dump: dict[str, Any]) -> bytes:
         """Return what `model_dump_json` with these arguments would return if nothing were left out."""

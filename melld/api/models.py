@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from starlette.datastructures import State
 from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
 
-from melld.api.admission import RETRY_AFTER
 from melld.api.answers import Refusal
 from melld.control.status import ModelStatus
 
@@ -51,16 +50,6 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
         message = f"The model `{name[:200]}` does not exist; there are: {known}"
         raise Refusal(404, message, code="model_not_found", param="model")
     return found
-
-
-def check_open(model: AskedModel) -> None:
-    """Refuse a call that nothing would ever compute.
-
-    Raises:
-        Refusal: 503.
-    """
-    if (reason := model.why_closed()) is not None:
-        raise Refusal(503, f"not serving now: {reason}", code="unavailable", headers=RETRY_AFTER)
 
 
 def _knows(model: AskedModel, name: str) -> bool:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import msgspec
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
 
@@ -149,22 +149,19 @@ def openapi_document() -> bytes:
 
 def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     """Return the schema of each (path, `takes` or `gives`), and the components that they name."""
+    pages = {(path, "gives"): page.gives for path, page in LOOKED.items() if page.gives is not None}
+    pages |= {place: asked.gives for place, asked in STORED.items()}
+    of_vllm = {place: gives for place, gives in pages.items() if issubclass(gives, BaseModel)}
+    ours = {place: gives for place, gives in pages.items() if place not in of_vllm}
     wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLS.items()]
     wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLS.items()]
-    of_vllm = {key: one.gives for key, one in STORED.items() if one.gives is ResponsesResponse}
-    wanted += [(key, "serialization", TypeAdapter(gives)) for key, gives in of_vllm.items()]
-    models = ("/v1/models", "/v1/models/{model}")
-    wanted += [((path, "gives"), "serialization", TypeAdapter(LOOKED[path].gives)) for path in models]
+    wanted += [(place, "serialization", TypeAdapter(gives)) for place, gives in of_vllm.items()]
     found, definitions = TypeAdapter.json_schemas(wanted, ref_template=REFERENCE)  # type: ignore[arg-type]
-    schemas = {path_and_side: schema for (path_and_side, _), schema in found.items()}
-    components = definitions["$defs"]
-    ours = [page.gives for path, page in LOOKED.items() if page.gives is not None and path not in models]
     made, described = msgspec.json.schema_components(
-        [*ours, Deleted, ErrorBody, AnthropicErrorBody], ref_template="#/components/schemas/{name}"
+        [*ours.values(), ErrorBody, AnthropicErrorBody], ref_template="#/components/schemas/{name}"
     )
-    components |= described
-    schemas |= {(path, "gives"): made[ours.index(page.gives)] for path, page in LOOKED.items() if page.gives in ours}
-    schemas[next(iter(STORED))[0], "delete"] = made[len(ours)]
+    schemas = {place: schema for (place, _), schema in found.items()} | dict(zip(ours, made, strict=False))
+    components = definitions["$defs"] | described
     for path, call in CALLS.items():
         if call.engine:
             _say_who_goes_first(schemas[path, "takes"], components)

@@ -35,19 +35,11 @@ from melld.errors import UnusableToolCall
 FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
 
 
-class ForwardedRequest:
-    """Stands in for the Starlette request of vLLM's serving classes: some headers and a place for their state."""
-
-    def __init__(self, headers: CIMultiDict[str]) -> None:
-        self.headers = headers
-        self.state = SimpleNamespace()
-
-
-def forwarded(headers: Any, request_id: str) -> ForwardedRequest:
-    """Return the headers that vLLM may see, with melld's request id."""
+def forwarded(headers: Any, request_id: str) -> SimpleNamespace:
+    """Return what stands in for the Starlette request of vLLM's classes: some headers, and a place for their state."""
     chosen = CIMultiDict({name: headers[name] for name in FORWARDED_HEADERS if name in headers})
     chosen["X-Request-Id"] = request_id
-    return ForwardedRequest(chosen)
+    return SimpleNamespace(headers=chosen, state=SimpleNamespace())
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -77,18 +69,18 @@ def is_stream(call: Call, parsed: BaseModel) -> bool:
 
 
 async def perform(
-    call: Call, serving: State, parsed: BaseModel, request: ForwardedRequest, long: LongAnswer, tier: Tier
+    call: Call, handler: Any, parsed: BaseModel, request: SimpleNamespace, long: LongAnswer, tier: Tier
 ) -> Result:
-    """Have vLLM serve a parsed request, and name its tier in the answer.
+    """Have vLLM's serving class of the call serve a parsed request, and name its tier in the answer.
 
     Raises:
         Refusal, vLLM's errors: see `melld.api.error_mapping`.
     """
-    handler = handler_of(call, serving)
+    handler = handler if is_stream(call, parsed) else long.leaving_out(handler)
     serve = getattr(handler, call.method) if call.method else handler
     if call.hears:
         serve = functools.partial(serve, parsed.file.file.read())  # type: ignore[attr-defined]
-    result = await (serve(parsed, request) if is_stream(call, parsed) else long.ask(serve(parsed, request)))
+    result = await serve(parsed, request)
     if isinstance(result, ErrorResponse):
         raise ServingFault(result)
     if isinstance(result, BaseModel):

@@ -21,6 +21,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from melld.api.answers import Dialect
+from melld.api.calls import CALLS
 from melld.api.error_mapping import ServingFault
 from melld.api.served_tier import name_in_event
 from melld.control.status import Tier
@@ -31,14 +32,6 @@ COMMENT = b": keep-alive\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
-_STREAMING = (
-    "openai_serving_chat",
-    "openai_serving_completion",
-    "openai_serving_responses",
-    "anthropic_serving_messages",
-    "openai_serving_transcription",
-    "openai_serving_translation",
-)
 
 
 def make_streams_raise(serving: State) -> None:
@@ -46,7 +39,7 @@ def make_streams_raise(serving: State) -> None:
 
     All these errors pass through `create_streaming_error_response` (vllm.entrypoints.generate.base.serving).
     """
-    for name in _STREAMING:
+    for name in {call.serving for call in CALLS.values() if call.streams}:
         handler = getattr(serving, name, None)
         if handler is not None:
             handler.create_streaming_error_response = _raise
@@ -135,33 +128,24 @@ class KeepAlive:
         self._response = response
         self._silence_s = silence_s
         self._spoken = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
+        self._commenting: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "KeepAlive":
-        self._arm()
+        self._commenting = asyncio.get_running_loop().create_task(self._comment(), name="keep a stream alive")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._writing is not None:
-            self._writing.cancel()
+        assert self._commenting is not None
+        self._commenting.cancel()
 
     def spoke(self) -> None:
         """Note that an event has been written."""
         self._spoken = True
 
-    def _arm(self) -> None:
-        if self._silence_s < float("inf"):
-            self._timer = asyncio.get_running_loop().call_later(self._silence_s, self._look)
-
-    def _look(self) -> None:
-        if not self._spoken and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.ensure_future(self._write())
-        self._spoken = False
-        self._arm()
-
-    async def _write(self) -> None:
+    async def _comment(self) -> None:
         with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
-            await self._response.write(COMMENT)
+            while True:
+                self._spoken = False
+                await asyncio.sleep(self._silence_s)
+                if not self._spoken:
+                    await self._response.write(COMMENT)

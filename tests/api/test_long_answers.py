@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from starlette.datastructures import State
 from vllm import logprobs
 from vllm.entrypoints.openai.chat_completion import protocol as chats
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
@@ -31,21 +30,23 @@ def all_logprobs() -> list[dict[int, Any]]:
     ]
 
 
-class Serving:
-    """vLLM's ways to make log-probabilities, of both APIs, in answers of some choices."""
+def handler_of(kind: type) -> Any:
+    """A serving class of vLLM without anything but what makes log-probabilities."""
+    handler = kind.__new__(kind)
+    handler.return_tokens_as_token_ids = False
+    return handler
 
-    def __init__(self) -> None:
-        self.state = State()
-        for name, kind in (
-            ("openai_serving_chat", chat_serving.OpenAIServingChat),
-            ("openai_serving_completion", completion_serving.OpenAIServingCompletion),
-        ):
-            handler = kind.__new__(kind)
-            handler.return_tokens_as_token_ids = False
-            setattr(self.state, name, handler)
+
+class Serving:
+    """vLLM's ways to make log-probabilities, of both APIs, in answers of some choices; `long` leaves them out."""
+
+    def __init__(self, long: long_answers.LongAnswer | None = None) -> None:
+        kinds = chat_serving.OpenAIServingChat, completion_serving.OpenAIServingCompletion
+        handlers = map(handler_of, kinds)
+        self._chat, self._completion = handlers if long is None else map(long.leaving_out, handlers)
 
     async def chat(self, tokens: int = TOKENS) -> Any:
-        made = self.state.openai_serving_chat._create_chat_logprobs(
+        made = self._chat._create_chat_logprobs(
             token_ids=range(tokens), top_logprobs=all_logprobs(), tokenizer=None, num_output_top_logprobs=2
         )
         choice = chats.ChatCompletionResponseChoice(
@@ -61,7 +62,7 @@ class Serving:
         )
 
     async def completion(self, tokens: int = TOKENS) -> Any:
-        made = self.state.openai_serving_completion._create_completion_logprobs(
+        made = self._completion._create_completion_logprobs(
             token_ids=range(tokens), top_logprobs=all_logprobs(), tokenizer=None, num_output_top_logprobs=2
         )
         choices = [
@@ -75,36 +76,30 @@ class Serving:
         return completions.CompletionResponse(id="1", created=1, model="m", usage=one, choices=choices)
 
 
-@pytest.fixture
-def serving() -> Serving:
-    return Serving()
-
-
 @pytest.mark.parametrize("dump", DUMPS, ids=str)
 @pytest.mark.parametrize("method", ["chat", "completion"])
-def test_the_pieces_make_the_json_that_pydantic_makes(serving: Serving, method: str, dump: dict[str, Any]) -> None:
+def test_the_pieces_make_the_json_that_pydantic_makes(method: str, dump: dict[str, Any]) -> None:
     """No client sees a difference, late log-probabilities included."""
-    want = asyncio.run(getattr(serving, method)()).model_dump_json(**dump).encode()
-    long_answers.make_logprobs_late(serving.state)
+    want = asyncio.run(getattr(Serving(), method)()).model_dump_json(**dump).encode()
 
     async def main() -> bytes:
         long = long_answers.LongAnswer(Turns())
-        return await long.encode(await long.ask(getattr(serving, method)()), dump)
+        return await long.encode(await getattr(Serving(long), method)(), dump)
 
     assert asyncio.run(main()) == want
 
 
-@pytest.mark.parametrize("method", ["chat", "completion"])
-def test_a_stream_gets_its_log_probabilities_at_once(serving: Serving, method: str) -> None:
-    """What is written as it comes has nobody who would make the rest."""
-    want = asyncio.run(getattr(serving, method)())
-    long_answers.make_logprobs_late(serving.state)
-    assert asyncio.run(getattr(serving, method)()) == want
+def test_only_the_answer_itself_leaves_them_out() -> None:
+    """A stream, or another call of the same model, has nobody who would make the rest."""
+    handler = handler_of(chat_serving.OpenAIServingChat)
+    mine = long_answers.LongAnswer(Turns()).leaving_out(handler)
+    asked: dict[str, Any] = {"token_ids": range(TOKENS), "top_logprobs": all_logprobs(), "tokenizer": None}
+    made, left = (one._create_chat_logprobs(**asked, num_output_top_logprobs=2) for one in (handler, mine))
+    assert (len(made.content), left.content) == (TOKENS, None)
 
 
-def test_the_loop_turns_between_the_pieces(serving: Serving) -> None:
+def test_the_loop_turns_between_the_pieces() -> None:
     """That is what they are for: a task beside them runs as often as there are pieces."""
-    long_answers.make_logprobs_late(serving.state)
     turns = 0
 
     async def count() -> None:
@@ -116,7 +111,7 @@ def test_the_loop_turns_between_the_pieces(serving: Serving) -> None:
     async def main() -> None:
         counting = asyncio.create_task(count())
         long = long_answers.LongAnswer(Turns())
-        await long.encode(await long.ask(serving.chat()), {})
+        await long.encode(await Serving(long).chat(), {})
         counting.cancel()
 
     asyncio.run(main())
@@ -135,9 +130,6 @@ def test_a_clients_text_is_not_taken_for_a_mark() -> None:
     assert asyncio.run(long_answers.LongAnswer(Turns()).encode(answer, {})) == answer.model_dump_json().encode()
 
 
-def test_a_model_without_an_api_has_nothing_to_change() -> None:
+def test_a_serving_class_without_log_probabilities_is_served_as_it_is() -> None:
     """Embedding models have neither chat nor completions."""
-    state = State()
-    state.openai_serving_chat = SimpleNamespace()
-    long_answers.make_logprobs_late(state)
-    assert not vars(state.openai_serving_chat)
+    assert vars(long_answers.LongAnswer(Turns()).leaving_out(SimpleNamespace(name="embeds"))) == {"name": "embeds"}

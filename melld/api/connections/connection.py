@@ -20,7 +20,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web import RequestPayloadError
 
 from melld.api.answers import Answer, Dialect
-from melld.api.connections.half_closed import HalfClosedWatch
+from melld.api.connections.half_closed import abort_once_gone
 from melld.api.connections.patience import Patience
 from melld.config_server import ServerConfig
 
@@ -77,7 +77,7 @@ class Connection(web.RequestHandler):
         """True once the parser may have dropped what came behind a request for another protocol."""
         self._wire_bytes = 0
         """Bytes received for it since its head; below 0 once it is refused."""
-        self._watch: HalfClosedWatch | None = None
+        self._watch: asyncio.Task[None] | None = None
         """Set when the client has closed its sending side."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,7 +92,7 @@ class Connection(web.RequestHandler):
         """Stop all timers."""
         self._disarm()
         if self._watch is not None:
-            self._watch.stop()
+            self._watch.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -131,7 +131,8 @@ class Connection(web.RequestHandler):
         if not waits or self.transport is None:
             return None
         is_old = getattr(self._last, "version", HttpVersion11) < HttpVersion11
-        self._watch = HalfClosedWatch(self.transport, self._is_waiting, is_old=is_old)
+        watching = abort_once_gone(self.transport, self._is_waiting, is_old=is_old)
+        self._watch = asyncio.get_running_loop().create_task(watching, name="watch a half-closed connection")
         return True
 
     def _is_waiting(self) -> bool:

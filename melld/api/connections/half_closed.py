@@ -19,42 +19,28 @@ OLD_CLIENTS_S = 1.0
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HalfClosedWatch:
-    """Watches one connection whose client sends no more, and aborts it when its client has left.
+async def abort_once_gone(transport: asyncio.Transport, is_waiting: Callable[[], bool], *, is_old: bool) -> None:
+    """Watch a connection whose client sends no more until it is closed; abort it when its client has left.
 
     `is_waiting` returns True before the answer has started; `is_old`: the client speaks HTTP/1.0.
     """
-
-    def __init__(self, transport: asyncio.Transport, is_waiting: Callable[[], bool], *, is_old: bool) -> None:
-        self._transport = transport
-        self._is_waiting = is_waiting
-        self._loop = asyncio.get_running_loop()
-        self._began_s = self._loop.time()
-        self._is_old = is_old
-        self._probe_after_s = FIRST_LOOK_S
-        self._interval_s = FIRST_LOOK_S
-        self._timer = self._loop.call_later(self._interval_s, self._look)
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._transport.is_closing():
+    loop = asyncio.get_running_loop()
+    began_s, waited_s, probe_after_s = loop.time(), FIRST_LOOK_S, FIRST_LOOK_S
+    while True:
+        await asyncio.sleep(min(waited_s, LONGEST_INTERVAL_S))
+        if transport.is_closing():
             return
-        waited_s = self._loop.time() - self._began_s
-        is_waiting = self._is_waiting()
-        if self._is_gone() or (self._is_old and is_waiting and waited_s >= OLD_CLIENTS_S):
-            self._transport.abort()
+        waited_s, waits = loop.time() - began_s, is_waiting()
+        if _is_gone(transport) or (is_old and waits and waited_s >= OLD_CLIENTS_S):
+            transport.abort()
             return
-        if is_waiting and not self._is_old and waited_s >= self._probe_after_s:
-            self._transport.write(PROBE)
-            self._probe_after_s *= PROBE_AGAIN
-        self._timer = self._loop.call_later(self._interval_s, self._look)
-        self._interval_s = min(2 * self._interval_s, LONGEST_INTERVAL_S)
+        if waits and not is_old and waited_s >= probe_after_s:
+            transport.write(PROBE)
+            probe_after_s *= PROBE_AGAIN
 
-    def _is_gone(self) -> bool:
-        """Return True if the kernel reports that nothing can be sent either."""
-        kernel = select.poll()
-        kernel.register(self._transport.get_extra_info("socket").fileno(), 0)
-        return bool(kernel.poll(0))
+
+def _is_gone(transport: asyncio.Transport) -> bool:
+    """Return True if the kernel reports that nothing can be sent either."""
+    kernel = select.poll()
+    kernel.register(transport.get_extra_info("socket").fileno(), 0)
+    return bool(kernel.poll(0))
