@@ -65,7 +65,7 @@ WANTED = "the worker was wanted"
 
 
 class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
-    """Measure the bearable foreign prefill beside `batch` decoding requests.  One `UtilityDone` of `PrefillMeasured`.
+    """Measure the bearable foreign prefill beside `batch` decoding requests.  One `UtilityDone` of tokens per second.
 
     `share`: the allowed growth of the median step.  `seconds`: start no further trial after this time.
     """
@@ -77,7 +77,7 @@ class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
 
 
 class MeasureLink(Message, frozen=True, tag=True, kw_only=True):
-    """Copy this sibling's blocks into free blocks for `seconds`.  One `UtilityDone` of `LinkMeasured`."""
+    """Copy this sibling's blocks into free blocks for `seconds`.  One `UtilityDone` of bytes per second."""
 
     call: int
     peer: str
@@ -200,20 +200,6 @@ class UtilityDone(Message, frozen=True, tag=True):
     call: int
     result: Any = None
     error: str | None = None
-
-
-class PrefillMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of prefill in a number of seconds."""
-
-    tokens: float
-    seconds: float
-
-
-class LinkMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes copied in a number of seconds."""
-
-    nbytes: int
-    seconds: float
 
 
 class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
