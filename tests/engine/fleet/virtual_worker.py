@@ -23,7 +23,7 @@ from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.migration_book import CommandOrder
 from melld.migrate import messages as say
-from melld.migrate.snapshot import Phase, Via
+from melld.migrate.snapshot import Phase, RequestFacts, Via
 
 BLOCK_TOKENS, BLOCK_BYTES, BLOCKS, SLOTS = 1024, 1000, 6, 4
 KEPT = (say.ThawRequest, say.ReleaseRequest, say.CancelReservation)
@@ -275,11 +275,9 @@ class VirtualWorker:
         match command:
             case say.DescribeRequest() if copy is not None:
                 ids = (tuple(range(copy.words.blocks - copy.chunks_left)),)
-                tokens, in_prompt = prompt_tokens(copy.words) + copy.tokens, copy.chunks_left > 0
-                told = say.RequestDescribed(
-                    **names, num_tokens=tokens, block_ids=ids, block_epoch=0, in_prompt=in_prompt
-                )
-                return told, ()
+                prompt = prompt_tokens(copy.words)
+                facts = RequestFacts(prompt + copy.tokens, prompt, 0, ids, 0, copy.chunks_left > 0)
+                return say.RequestDescribed(**names, facts=facts), ()
             case say.ReserveBlocks() | say.WarmRequest() if copy is None:
                 self.rooms[request] = msgspec.msgpack.decode(payload[0], type=Words)
                 self._check_room()
