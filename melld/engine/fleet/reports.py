@@ -117,13 +117,14 @@ class Reports:
         if done.step_s:
             facts.step_s.append(done.step_s)
             facts.times.stepped(done.step_s, done.decodes, done.prompt_tokens)
-        blocks = (done.used_blocks, done.total_blocks, done.shared_blocks)
-        self._ledger.blocks_changed(worker, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
+        blocks = done.blocks
+        sums = blocks.used_blocks, blocks.total_blocks, blocks.shared_blocks
+        self._ledger.blocks_changed(worker, sums, blocks.changed, done.gone)  # type: ignore[arg-type]
         if outputs is not None and facts.pace is not None and done.step_s:
             self._judge(worker, facts.pace, facts.times.costs, done, len(outputs.outputs))
         reported = self._log(worker, done, outputs, now_s) if outputs is not None else Reported()
         if done.step_s:
-            kv_bytes = (done.used_blocks + done.shared_blocks) * facts.geometry.block_bytes
+            kv_bytes = (blocks.used_blocks + blocks.shared_blocks) * facts.geometry.block_bytes
             facts.meter.stepped(done, kv_bytes, facts.times.costs, len(reported.begun))
         return reported
 

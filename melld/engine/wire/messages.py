@@ -164,23 +164,29 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Memory of its process beside KV: the model's weights, and all else."""
 
 
+class BlockReport(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a worker's KV blocks."""
+
+    used_blocks: int
+    total_blocks: int
+    """Blocks that it may use: with an arena, those whose granules it was granted; vLLM's null block is none of them."""
+    shared_blocks: int
+    """Difference between the sum of all block tables and `used_blocks`, in which a shared block counts once."""
+    changed: dict[str, tuple[int, Phase]]
+    """request -> blocks and phase: those that changed."""
+
+
 class StepDone(Message, frozen=True, tag=True):
     """Changes since the last report, mostly of one engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
 
     step: int
     """Consecutive number of the report."""
     step_s: float
-    used_blocks: int
-    total_blocks: int
-    """Blocks that it may use: with an arena, those whose granules it was granted."""
-    blocks: dict[str, tuple[int, Phase]]
-    """request -> blocks and phase: those that changed."""
+    blocks: BlockReport
     leases: dict[str, int]
     """request -> lease, for outputs of requests whose lease is not 0."""
     gone: list[str]
     """Requests that this worker no longer holds, since the last such message."""
-    shared_blocks: int = 0
-    """Difference between the sum of all block tables and `used_blocks`, in which a shared block counts once."""
     decodes: int = 0
     """Requests that this step computed one token for."""
     prompt_tokens: int = 0

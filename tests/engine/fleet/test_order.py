@@ -105,7 +105,7 @@ def alone() -> Fleet:
 
 
 def said(fleet: Fleet, step: int, token: int) -> None:
-    done = wire.StepDone(step=step, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[])
+    done = wire.StepDone(step, 0.1, wire.BlockReport(1, 8, 0, {}), leases={}, gone=[])
     fleet.worker_said(SLOT, done, [msgspec.msgpack.encode(Outputs([Output("r", [token])]))])
 
 

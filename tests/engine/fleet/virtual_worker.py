@@ -227,14 +227,12 @@ class VirtualWorker:
             self.gone.append(request)
 
     def report(self, outputs: Sequence[Any] = (), leases: dict[str, int] | None = None) -> None:
-        blocks = {request: (copy.words.blocks, Phase.DECODING) for request, copy in self.copies.items()}
+        held = {request: (copy.words.blocks, Phase.DECODING) for request, copy in self.copies.items()}
         self.reports += 1
-        gone, self.gone = [request for request in self.gone if request not in blocks], []
+        gone, self.gone = [request for request in self.gone if request not in held], []
         used_blocks = self.used_blocks
-        shared_blocks = self._named_blocks - used_blocks
-        done = wire.StepDone(
-            self.reports, 0.01, used_blocks, self.total_blocks, blocks, leases or {}, gone, shared_blocks
-        )
+        blocks = wire.BlockReport(used_blocks, self.total_blocks, self._named_blocks - used_blocks, held)
+        done = wire.StepDone(self.reports, 0.01, blocks, leases or {}, gone)
         self.say(done, *([msgspec.msgpack.encode(outputs)] if outputs else []))
 
     # -- migrations
