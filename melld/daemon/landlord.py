@@ -164,7 +164,7 @@ class LandlordShell:
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.failure = ""
         self._first.ready(tenant.fleet.places[worker])
-        self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.block_bytes))
+        self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.geometry.block_bytes))
         tenant.note_ready(ready, instance.most_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
         self.tell_offers()

@@ -94,9 +94,7 @@ class Reports:
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
         """Expect the worker's reports, from number 1."""
-        geometry = self._geometry = KvGeometry(
-            ready.block_tokens, ready.block_bytes, ready.windows, ready.encoder_tokens
-        )
+        geometry = self._geometry = ready.geometry
         pace = Pace(self._itl_target_s, ready.max_requests) if self._itl_target_s is not None else None
         index = self._indices.setdefault(worker, len(self._indices))
         self.workers[worker] = WorkerFacts(index, geometry, ready.max_requests, pace)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from melld.ids import NO_EVENT, EventId
+from melld.kvstore.geometry import KvGeometry
 from melld.migrate.messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
 
@@ -137,11 +138,7 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """The engine is up and has produced a real token."""
 
     total_blocks: int
-    block_tokens: int
-    block_bytes: int
-    windows: tuple[int, ...] = (0,)
-    """Of each KV cache group its sliding window in tokens; 0: it keeps all.  Each has blocks of its own."""
-    encoder_tokens: int = 0  # of which a request keeps what its encoder has heard, in blocks of their own
+    geometry: KvGeometry
     max_requests: int
     """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]

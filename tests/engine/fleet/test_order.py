@@ -79,8 +79,7 @@ class PlainCodec:
 SLOT = Slot(worker=WorkerId("w0"), device="cpu:0", spec=WorkerSpec(worker="w0", model_path="", device_kind="cpu"))
 READY = wire.WorkerReady(
     total_blocks=8,
-    block_tokens=16,
-    block_bytes=64,
+    geometry=KvGeometry(16, 64),
     max_requests=4,
     supported_tasks=[],
     load_s=0.0,

@@ -146,4 +146,4 @@ def test_the_size_of_tokens_is_known_once_a_worker_is_ready() -> None:
     reports = Reports({}, Ledger(), lambda *_: None)
     assert reports.kv_bytes(17) == 0
     reports.worker_ready(W0, READY)
-    assert reports.kv_bytes(17) == 2 * READY.block_bytes
+    assert reports.kv_bytes(17) == 2 * READY.geometry.block_bytes

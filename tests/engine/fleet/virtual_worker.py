@@ -22,6 +22,7 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.migration_book import CommandOrder
+from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Phase, RequestFacts, Via
 
@@ -123,7 +124,7 @@ class VirtualWorker:
         self.ready = True
         self.say(
             wire.WorkerReady(
-                total_blocks=self.total_blocks, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
+                total_blocks=self.total_blocks, geometry=KvGeometry(BLOCK_TOKENS, BLOCK_BYTES),
                 max_requests=SLOTS, supported_tasks=["generate"], load_s=0.0, ready_response=b"",
                 kv_handle=b"memory",
             )
