@@ -139,7 +139,7 @@ def inject(directory: Path) -> None:
     }
 
     def said(_writer: Any, message: Any, *_: Any) -> None:
-        if isinstance(message, say.RequestDescribed) and message.in_prompt and message.number > 1:
+        if isinstance(message, say.RequestDescribed) and message.facts.in_prompt and message.number > 1:
             reach("followed")
         if (point := told.get(type(message))) is not None:
             reach(point)

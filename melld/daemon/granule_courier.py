@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from melld.control.status import DeviceStatus, TenantStatus
 from melld.daemon.tenant import Tenant
-from melld.engine.fleet.arena import Lendable
+from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.lending import TakeFailed
 from melld.engine.wire import messages as wire
 from melld.ids import DeviceName, ModelName, WorkerId
@@ -24,7 +24,7 @@ class GranuleCourier:
     """The granules of all devices.  `hear` takes what is to be told to the Landlord."""
 
     def __init__(self, clock: Callable[[], float], hear: Callable[[e.AnyLandlordEvent], None]) -> None:
-        self.arenas: Mapping[DeviceName, Lendable] = {}
+        self.arenas: Mapping[DeviceName, AnyArena] = {}
         self.takes: Counter[ModelName] = Counter()
         self.moved_blocks: Counter[ModelName] = Counter()
         self._clock = clock

@@ -20,7 +20,7 @@ from melld.daemon.first_loads import FirstLoads, FrontEnds
 from melld.daemon.granule_courier import GranuleCourier
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
 from melld.daemon.tenant import Tenant
-from melld.engine.fleet.arena import Lendable
+from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
@@ -62,7 +62,7 @@ class LandlordShell:
     # -- start -------------------------------------------------------------------------------------------------------
 
     def take_over(
-        self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, Lendable]
+        self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
         """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
         self.tenants = {tenant.name: tenant for tenant in tenants}
@@ -164,7 +164,7 @@ class LandlordShell:
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.failure = ""
         self._first.ready(tenant.fleet.places[worker])
-        self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.block_bytes))
+        self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.geometry.block_bytes))
         tenant.note_ready(ready, instance.most_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
         self.tell_offers()

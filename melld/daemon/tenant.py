@@ -106,15 +106,15 @@ class Tenant:
         if self.lends and ready.arena_failure:
             log.warning("%s does not share KV memory with other models: %s", self.name, ready.arena_failure)
             self.lends = False
-        own_bytes = 0 if self.lends else ready.total_blocks * ready.block_bytes
+        own_bytes = 0 if self.lends else ready.geometry.bytes_for_blocks(ready.total_blocks)
         return ready.resident_bytes + own_bytes if ready.resident_bytes and self._displaces else 0
 
     def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:
         """Note what a worker of the model offers; with lending it may hold `most_bytes` at most."""
-        capacity_bytes = ready.total_blocks * ready.block_bytes
+        capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
         if self.lends:
             capacity_bytes = min(capacity_bytes, most_bytes)
-        self._offer = Offer(capacity_bytes, ready.max_requests, ready.block_bytes)
+        self._offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes)
 
     def tell(self, offer: OfferCapacity) -> None:
         """Tell the model's scheduler what a worker may hold, and in what time it would serve.

@@ -45,7 +45,7 @@ from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters
 from melld.engine.arguments import async_scheduling_told
-from melld.engine.fleet.arena import Arena, GpuArena, Lendable
+from melld.engine.fleet.arena import AnyArena, Arena, GpuArena
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
 from melld.engine.frontend.codec import EngineCodec
@@ -171,7 +171,7 @@ async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tup
     parts.landlord.take_over(declared, tenants, arenas)
 
 
-async def _arena(device: DeviceDeclared, uuids: Sequence[str]) -> Lendable:
+async def _arena(device: DeviceDeclared, uuids: Sequence[str]) -> AnyArena:
     if not uuids:
         return Arena(device.memory_bytes, device.granule_bytes)
     try:

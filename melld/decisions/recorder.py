@@ -1,6 +1,6 @@
 """Recorder: turns the scheduler's events and commands into records of the decision log.
 
-Owns what a record needs beyond its event: present sizes, owners, moves under way, capacities.  Never writes a file.
+Owns what a record needs beyond its event: owners, moves under way, capacities.  Never writes a file.
 Events that the scheduler ignores (the late end of a move, the end of an unknown request) leave no record, so that the
 records alone hold all that the scheduler acted upon.
 """
@@ -19,7 +19,7 @@ class Recorder:
     """The scheduler's state as far as the log needs it.  Takes every event with its commands, in order."""
 
     def __init__(self) -> None:
-        self._kv_bytes: dict[RequestId, int] = {}  # of the requests that have not ended
+        self._unfinished: set[RequestId] = set()
         self._worker: dict[RequestId, WorkerId] = {}
         self._destination: dict[RequestId, WorkerId] = {}  # of those that move
         self._capacity_bytes: dict[WorkerId, int] = {}
@@ -36,12 +36,11 @@ class Recorder:
         """Return the records of an event alone."""
         match event:
             case events.RequestArrived():
-                self._kv_bytes[event.request] = event.kv_bytes
-            case events.RequestsGrew():
-                self._kv_bytes.update(event.kv_bytes)
+                self._unfinished.add(event.request)
             case events.RequestFinished():
-                if self._kv_bytes.pop(event.request, None) is None:
+                if event.request not in self._unfinished:
                     return []
+                self._unfinished.remove(event.request)
                 self._worker.pop(event.request, None)
                 self._destination.pop(event.request, None)
             case events.RequestPreempted() | events.RequestResumed():
@@ -93,14 +92,13 @@ class Recorder:
         match command:
             case events.PlaceRequest():
                 self._worker[command.request] = command.worker
-                return decision_record(at_s, command, self._kv_bytes.get(command.request, 0))
             case events.MoveRequest():
                 self._destination[command.request] = command.destination
-                return decision_record(at_s, command, via=ways.get(command.request, "kv"))
+                return decision_record(at_s, command, ways.get(command.request, "kv"))
             case events.SuspendRequest():
                 self._worker.pop(command.request, None)
             case events.RefuseRequest() | events.ShedRequest():
-                self._kv_bytes.pop(command.request, None)
+                self._unfinished.discard(command.request)
         return decision_record(at_s, command)
 
 

@@ -21,7 +21,7 @@ _encoder = msgspec.json.Encoder()
 Form = tuple[str, tuple[str, ...]]
 """Kind of a record, and the fields that it takes as they are."""
 DECIDED: Mapping[type, Form] = {
-    events.PlaceRequest: ("place", ("request", "worker")),
+    events.PlaceRequest: ("place", ("request", "worker", "kv_bytes")),
     events.QueueRequest: ("queue", ("request",)),
     events.PromiseRoom: ("promise", ("request", "worker", "kv_bytes")),
     events.SuspendRequest: ("suspend", ("request", "worker")),
@@ -63,13 +63,11 @@ def fact_records(event: AnyEvent, **known: Any) -> list[Record]:
     return records
 
 
-def decision_record(at_s: float, command: AnyCommand, kv_bytes: int = 0, via: str = "kv") -> Record:
-    """Return the record of a decision.  `kv_bytes`: the request's size (for a placement); `via`: the way of a move."""
+def decision_record(at_s: float, command: AnyCommand, via: str = "kv") -> Record:
+    """Return the record of a decision.  `via`: the way of a move."""
     kind, names = DECIDED[type(command)]
     rest: Record = _fields(command, *names)
-    if isinstance(command, events.PlaceRequest):
-        rest["kv_bytes"] = kv_bytes
-    elif isinstance(command, events.MoveRequest):
+    if isinstance(command, events.MoveRequest):
         rest["via"] = via
     rest["cause"] = "refused" if isinstance(command, events.RefuseRequest) else command.reason
     return _stamped(at_s, kind, rest, command.cause)

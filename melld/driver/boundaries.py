@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -196,7 +195,7 @@ class BoundaryKeeper:
         seconds = min(MOST_PREFILL_S, PREFILL_S / (workers * len(BATCHES)))
         table: list[tuple[int, int]] = []
         for batch in BATCHES:
-            measured = await self._ask(
+            tokens = await self._ask(
                 worker,
                 lambda call, batch=batch: wire.MeasurePrefill(  # type: ignore[misc]
                     call=call, batch=batch, share=self._settings.share, seconds=seconds
@@ -204,10 +203,8 @@ class BoundaryKeeper:
                 seconds,
                 notes,
             )
-            if measured is None:
+            if tokens is None:
                 break
-            found = msgspec.convert(measured, wire.PrefillMeasured)
-            tokens = max(int(found.tokens / found.seconds * self._settings.epoch_s), 1)
             table.append((batch, min(tokens, table[-1][1]) if table else tokens))
         return tuple(table) if len(table) > 1 else ()
 
@@ -217,21 +214,17 @@ class BoundaryKeeper:
         ready = self._fleet.ready.get(source)  # it may have ended since the measurement began
         if ready is None or not (ready.far_kv_handle or self._fleet.are_near(source, destination)):
             return None
-        measured = await self._ask(
+        return await self._ask(
             destination,
             lambda call: wire.MeasureLink(call=call, peer=source, blocks=ready.total_blocks, seconds=seconds),
             seconds,
             notes,
         )
-        if measured is None:
-            return None
-        found = msgspec.convert(measured, wire.LinkMeasured)
-        return max(int(found.nbytes / max(found.seconds, 1e-9) * self._settings.epoch_s), 1)
 
     async def _ask(
         self, worker: WorkerId, make: Callable[[int], msgspec.Struct], seconds: float, notes: list[str]
-    ) -> Any:
-        """Return the worker's answer; None, and a note, if it fails.
+    ) -> int | None:
+        """Return what the worker can do in an epoch, at least 1; None, and a note, if it cannot measure it.
 
         Raises:
             NotMeasured: a request runs or arrives.
@@ -239,9 +232,10 @@ class BoundaryKeeper:
         if self._fleet.live:
             raise NotMeasured("requests are running; try again when none are")
         try:
-            return await self._fleet.calls.ask(worker, make, 3 * seconds + ANSWER_S)
+            per_s = await self._fleet.calls.ask(worker, make, 3 * seconds + ANSWER_S)
         except (RuntimeError, TimeoutError) as error:
             if self._fleet.live or str(error) == wire.WANTED:
                 raise NotMeasured("a request arrived; try again when none are running") from error
             notes.append(f"{worker}: {str(error) or 'no answer in time'}")
             return None
+        return max(int(per_s * self._settings.epoch_s), 1)

@@ -8,7 +8,7 @@ late and duplicate answers are recognised.
 import msgspec
 
 from melld.ids import NO_EVENT, EventId
-from melld.migrate.snapshot import Via
+from melld.migrate.snapshot import RequestFacts, Via
 
 BlockIds = tuple[tuple[int, ...], ...]
 """Block ids by KV cache group, in the order of the request's tokens."""
@@ -118,16 +118,11 @@ class CancelReservation(MoveMessage, frozen=True, tag=True, kw_only=True):
 class RequestDescribed(MoveMessage, frozen=True, tag=True, kw_only=True):
     """State of the request.  `refusals`: why it cannot go by a way; ways that are not named are open.
 
-    In `block_ids`, 0 is no block: behind a sliding window nothing is kept.  `in_prompt`: its first token is to come.
     `step_s`: how long the source's last step took.
     """
 
-    num_tokens: int
-    computed_tokens: int = 0
-    block_ids: BlockIds
-    block_epoch: int
+    facts: RequestFacts
     refusals: dict[Via, str] = {}
-    in_prompt: bool = False
     step_s: float = 0.0
 
 

@@ -28,7 +28,7 @@ import msgspec
 from melld.errors import IllegalTransition
 from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
 from melld.migrate import messages as say
-from melld.migrate.snapshot import Via
+from melld.migrate.snapshot import RequestFacts, Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 
 HEADROOM_TOKENS = 64
@@ -139,7 +139,8 @@ class Migration:
         self.copy_s = 0.0
         self.began_s = now_s
         self.story: list[tuple[float, str]] = []
-        self._described: say.RequestDescribed | None = None
+        self._facts: RequestFacts | None = None
+        self._source_step_s = 0.0
         self._sent_blocks = 0
         self._sent_epoch = -1
         self._sent_tokens = 0
@@ -189,7 +190,7 @@ class Migration:
     def _learn(self, answer: say.MoveAnswer) -> None:
         match answer:
             case say.RequestDescribed():
-                self._described = answer
+                self._facts, self._source_step_s = answer.facts, answer.step_s
             case say.BlocksCopied() | say.RequestAttached():
                 self.rounds += answer.blocks > 0
                 self.copied_blocks += answer.blocks
@@ -221,14 +222,13 @@ class Migration:
         return Sign.REFUSED
 
     def _how_much(self) -> Sign:
-        described = self._described
-        if described is None:
+        facts = self._facts
+        if facts is None:
             return Sign.ENOUGH
         if self.via is Via.TOKENS:
-            behind = described.num_tokens - self._sent_tokens
+            behind = facts.num_tokens - self._sent_tokens
             return Sign.BEHIND if behind > FEW_TOKENS and self._warmed < MAX_ROUNDS else Sign.ENOUGH
-        full = self._full_blocks()
-        left = full if described.block_epoch != self._sent_epoch else full - self._sent_blocks
+        left = facts.full_blocks - (self._sent_blocks if facts.block_epoch == self._sent_epoch else 0)
         if self._follows or self.state is MoveState.FOLLOWING:
             return Sign.MORE if left > 0 else Sign.AWAITED
         allowed = 0 if self.state is MoveState.RESERVING else FEW_BLOCKS
@@ -237,7 +237,7 @@ class Migration:
     @property
     def _follows(self) -> bool:
         """Return True while the first token of a request that is to go after it was not seen."""
-        return self.wish.after_first_token and self._described is not None and self._described.in_prompt
+        return self.wish.after_first_token and self._facts is not None and self._facts.in_prompt
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -247,18 +247,15 @@ class Migration:
         worker = wish.source if self.state in _TO_SOURCE else wish.destination
         paced_s = self._pace().takes_s if self.state in (MoveState.COPYING, MoveState.WARMING) else 0.0
         deadline_s = DEADLINES_S[self.state] + paced_s
-        if self.state is MoveState.FOLLOWING and self._described is not None:
-            deadline_s += self._described.step_s - (now_s - self._progress_s)
+        if self.state is MoveState.FOLLOWING:
+            deadline_s += self._source_step_s - (now_s - self._progress_s)
         return Tell(worker, self._command(), max(deadline_s, 0.0))
-
-    def _full_blocks(self) -> int:
-        return sum(len(group) for group in self._described.block_ids) if self._described is not None else 0
 
     def _pace(self) -> MovePace:
         return self.wish.paces.get(self.via, MovePace())
 
     def _command(self) -> say.MoveCommand:
-        wish, described = self.wish, self._described
+        wish, facts = self.wish, self._facts
         names: dict[str, Any] = {
             "move": wish.move,
             "number": self.number,
@@ -268,8 +265,6 @@ class Migration:
         match self.state:
             case MoveState.LOOKING | MoveState.CHECKING:
                 return say.DescribeRequest(**names, freeze_after_first_token=wish.after_first_token)
-            case MoveState.FOLLOWING:
-                return say.DescribeRequest(**names, freeze_after_first_token=True, beyond=self._full_blocks())
             case MoveState.FREEZING:
                 return say.FreezeRequest(**names, via=self.via)
             case MoveState.ATTACHING:
@@ -280,20 +275,22 @@ class Migration:
                 return say.ThawRequest(**names)
             case MoveState.CANCELLING:
                 return say.CancelReservation(**names, lease=wish.lease)
-        assert described is not None, self.told()
-        capacity = described.num_tokens + HEADROOM_TOKENS
+        assert facts is not None, self.told()
+        if self.state is MoveState.FOLLOWING:
+            return say.DescribeRequest(**names, freeze_after_first_token=True, beyond=facts.full_blocks)
+        capacity = facts.num_tokens + HEADROOM_TOKENS
         if self.state is MoveState.COPYING:
-            self._sent_blocks = self._full_blocks()
-            self._sent_epoch = described.block_epoch
+            self._sent_blocks = facts.full_blocks
+            self._sent_epoch = facts.block_epoch
             return say.CopyBlocks(
                 **names,
                 source=wish.source,
-                block_ids=described.block_ids,
-                block_epoch=described.block_epoch,
+                block_ids=facts.full_block_ids,
+                block_epoch=facts.block_epoch,
                 token_capacity=capacity,
                 bytes_per_s=self._pace().per_s,
             )
-        self._sent_tokens = described.num_tokens
+        self._sent_tokens = facts.num_tokens
         if self.state is MoveState.RESERVING:
-            return say.ReserveBlocks(**names, token_capacity=capacity, computed_tokens=described.computed_tokens)
+            return say.ReserveBlocks(**names, token_capacity=capacity, computed_tokens=facts.num_computed_tokens)
         return say.WarmRequest(**names, token_capacity=capacity, tokens_per_s=self._pace().per_s)

@@ -76,7 +76,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """Present state of a request, and which of its blocks are final.
 
     `full_block_ids[group]` are the source's ids of blocks that are full and computed; they may be copied while the
-    request decodes, and are final as long as `block_epoch` stays the same (vLLM's preemption frees blocks).
+    request decodes, and are final as long as `block_epoch` stays the same (vLLM's preemption frees blocks).  0 is no
+    block: behind a sliding window nothing is kept.
     `in_prompt`: its first token is neither out nor in the step under way.
     """
 

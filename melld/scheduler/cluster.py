@@ -120,7 +120,7 @@ class Cluster(Occupancy):
             request.placed_s = self.now_s
             request.worker = worker
             self._take(request, worker, worker.requests)
-            self.commands.append(PlaceRequest(reason, request.id, worker.id, cause=self.event))
+            self.commands.append(PlaceRequest(reason, request.id, worker.id, request.kv_bytes, cause=self.event))
             return
         assert source is not worker, request.id
         assert not request.pinned or reason is Reason.OPERATOR, request.id

@@ -219,6 +219,7 @@ class PlaceRequest(Command, frozen=True, tag=True, gc=False):
 
     request: RequestId
     worker: WorkerId
+    kv_bytes: int = 0
 
 
 class QueueRequest(Command, frozen=True, tag=True, gc=False):

@@ -12,13 +12,14 @@ from melld.engine.fleet.arena import Arena, GpuArena
 from melld.engine.wire import messages as wire
 from melld.errors import ConfigError
 from melld.ids import DeviceName
+from melld.kvstore.geometry import KvGeometry
 from melld.landlord.events import DeviceDeclared
 from tests.daemon.virtual_town import BLOCK_BYTES, Town
 from tests.engine.fake_cuda import build
 from tests.engine.fleet.virtual_loop import VirtualLoop
 
 READY: dict[str, Any] = {
-    "total_blocks": 40, "block_tokens": 16, "block_bytes": BLOCK_BYTES, "max_requests": 4,
+    "total_blocks": 40, "geometry": KvGeometry(16, BLOCK_BYTES), "max_requests": 4,
     "supported_tasks": ["generate"], "load_s": 0.0, "ready_response": b"", "resident_bytes": 7 << 20,
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from melld.engine.worker.migration_book import CommandOrder
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
 from melld.migrate.migration import Finish, HandOver, Migration, Tell, Wish
-from melld.migrate.snapshot import Via
+from melld.migrate.snapshot import RequestFacts, Via
 from melld.migrate.table import MoveState, Outcome, Sign
 
 SOURCE, DESTINATION = WorkerId("source"), WorkerId("destination")
@@ -189,9 +189,8 @@ class World:
         copy = worker.copy
         match command:
             case say.DescribeRequest() if copy is not None:
-                ids, in_prompt = (tuple(range(copy.blocks)),), copy.chunks_left > 0
-                facts: dict[str, Any] = {"num_tokens": copy.tokens, "block_ids": ids, "block_epoch": 0}
-                return say.RequestDescribed(**names, **facts, in_prompt=in_prompt)
+                facts = RequestFacts(copy.tokens, PROMPT, 0, (tuple(range(copy.blocks)),), 0, copy.chunks_left > 0)
+                return say.RequestDescribed(**names, facts=facts)
             case say.ReserveBlocks() | say.WarmRequest():
                 worker.room = True
                 return say.RoomReserved(**names)

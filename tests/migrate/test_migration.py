@@ -20,7 +20,7 @@ from melld.migrate.migration import (
     Tell,
     Wish,
 )
-from melld.migrate.snapshot import Via
+from melld.migrate.snapshot import RequestFacts, Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
 from tests.effort import examples
 from tests.migrate.migration_world import ALL_CHOICES, CHOICES, CHUNKS, DESTINATION, LENGTH, REQUEST, SOURCE, World
@@ -120,9 +120,8 @@ def test_a_paced_prefill_has_the_time_that_its_pace_takes() -> None:
     wish = Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, via=Via.TOKENS, lease=1, paces=paces)
     migration = Migration(wish, 0.0)
     migration.happened(Sign.STARTED, 0.0)
-    described = say.RequestDescribed(
-        move=1, number=1, request=REQUEST, num_tokens=20_000, block_ids=((),), block_epoch=1
-    )
+    facts = RequestFacts(20_000, 0, 0, full_block_ids=((),), block_epoch=1)
+    described = say.RequestDescribed(move=1, number=1, request=REQUEST, facts=facts)
     [tell] = migration.answered(described, 0.1)
     assert isinstance(tell, Tell)
     assert (tell.command.tokens_per_s, tell.deadline_s) == (50.0, DEADLINES_S[MoveState.WARMING] + 400.0)
@@ -163,11 +162,17 @@ class Talk:
         return self.told.command if self.actions and isinstance(self.actions[0], Tell) else None
 
     def describe(
-        self, blocks: int, epoch: int = 0, tokens: int = 0, refusals: Mapping[Via, str] = {}, **named: Any
+        self,
+        blocks: int,
+        epoch: int = 0,
+        tokens: int = 0,
+        refusals: Mapping[Via, str] = {},
+        *,
+        in_prompt: bool = False,
+        step_s: float = 0.0,
     ) -> Any:
-        ids = (tuple(range(blocks)),)
-        named |= {"num_tokens": tokens, "block_ids": ids, "block_epoch": epoch}
-        return self.hear(say.RequestDescribed, **named, refusals=dict(refusals))
+        facts = RequestFacts(tokens, 0, 0, (tuple(range(blocks)),), epoch, in_prompt)
+        return self.hear(say.RequestDescribed, facts=facts, step_s=step_s, refusals=dict(refusals))
 
     def copied(self, blocks: int) -> Any:
         return self.hear(say.BlocksCopied, blocks=blocks, nbytes=10 * blocks, copy_s=0.5)

@@ -32,7 +32,7 @@ def test_every_command_says_what_why_and_on_which_event() -> None:
     assert cluster.take_commands() == [
         e.ActivateWorker(Reason.ARRIVAL, one.id, cause=CAUSE),
         e.ActivateWorker(Reason.ARRIVAL, other.id, cause=CAUSE),
-        e.PlaceRequest(Reason.ROOM, request.id, one.id, cause=CAUSE),
+        e.PlaceRequest(Reason.ROOM, request.id, one.id, 40, cause=CAUSE),
         e.MoveRequest(Reason.OVERLOAD, request.id, one.id, other.id, 40, urgency_s=1.5, cause=CAUSE),
         e.RetireWorker(Reason.EMPTY, one.id, cause=CAUSE),
     ]

@@ -122,7 +122,7 @@ def test_the_log_and_why_tell_of_it() -> None:
     """The low one's story says where it was, for what, and that its tokens are kept."""
     commands = high(full(), 150)
     arrived = fact_records(e.RequestArrived(0.0, RequestId("low200"), 200, 200))
-    place = decision_record(0.0, e.PlaceRequest(Reason.ARRIVAL, RequestId("low200"), WorkerId("w0")), 200)
+    place = decision_record(0.0, e.PlaceRequest(Reason.ARRIVAL, RequestId("low200"), WorkerId("w0"), 200))
     stories = stories_of([*arrived, place, *(decision_record(1.0, command) for command in commands)])
     text = in_words(stories.story("low200"))
     assert "suspended on w0, its tokens so far are kept: another request needs the room" in text

@@ -16,6 +16,7 @@ from melld.engine.fleet.place import Slot
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import WorkerSpec
 from melld.ids import RequestId, WorkerId
+from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Cause, Planner, PlannerSettings
@@ -80,7 +81,7 @@ class OfflineDaemon:
 
     def up(self, name: WorkerId, kv_failure: str = "") -> None:
         ready = wire.WorkerReady(
-            total_blocks=BLOCKS, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
+            total_blocks=BLOCKS, geometry=KvGeometry(BLOCK_TOKENS, BLOCK_BYTES),
             max_requests=8, supported_tasks=["generate"], load_s=0.0, ready_response=b"",
             kv_handle=b"" if kv_failure else b"memory", kv_failure=kv_failure,
         )  # fmt: skip

@@ -6,25 +6,10 @@ Owns the memory, which lives as long as the daemon.  Who has which granule, `lan
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import Protocol
 
 from melld.engine.arena_file import punch
 from melld.engine.gpu_memory import made_by_another
 from melld.engine.wire.spec import ArenaSpec
-
-
-class Lendable(Protocol):
-    """Memory of one device that is lent."""
-
-    @property
-    def resident_bytes(self) -> int:
-        """Return how much memory it takes now."""
-
-    def spec(self) -> ArenaSpec:
-        """Return the arena for workers of this daemon."""
-
-    async def scrub(self, granules: Iterable[int]) -> None:
-        """Forget what a worker that has ended had in these granules."""
 
 
 class GpuArena:
@@ -40,7 +25,7 @@ class GpuArena:
         self._granule_bytes = granule_bytes
 
     def spec(self) -> ArenaSpec:
-        """See `Lendable`."""
+        """See `Arena.spec`."""
         return ArenaSpec(
             nbytes=self.resident_bytes,
             granule_bytes=self._granule_bytes,
@@ -49,7 +34,7 @@ class GpuArena:
         )
 
     async def scrub(self, granules: Iterable[int]) -> None:
-        """See `Lendable`: whoever is granted them zeroes them, as this process has no CUDA context."""
+        """Do nothing: whoever is granted these granules zeroes them, as this process has no CUDA context."""
 
     def close(self) -> None:
         """Close the descriptors; workers that have the memory mapped keep it until they end."""
@@ -87,3 +72,6 @@ class Arena:
     def close(self) -> None:
         """Close the file; workers that have it mapped keep the memory until they end."""
         os.close(self._file)
+
+
+AnyArena = Arena | GpuArena

@@ -232,13 +232,14 @@ class Fleet:
         self.ready[worker] = self.last_ready = ready
         self.reports.worker_ready(worker, ready)
         if ready.caches_prefixes and self._is_prefix_aware:
-            self._requests.prefixes.open_worker(worker, ready.block_tokens, ready.total_blocks)
+            self._requests.prefixes.open_worker(worker, ready.geometry.block_tokens, ready.total_blocks)
         self._requests.give_held(worker)
         if self.supervisor.owner is not None:
             self.supervisor.owner.worker_ready(worker, ready)
         else:
             steady = not self.places[worker].setbacks
-            offer = Offer(ready.total_blocks * ready.block_bytes, ready.max_requests, ready.block_bytes, steady)
+            capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
+            offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes, steady)
             self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
         self._listener().executor.worker_ready(worker, ready)
 

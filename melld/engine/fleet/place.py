@@ -8,7 +8,7 @@ here until it is ready.  Only a worker that dies, or does not wake, is taken fro
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -40,34 +40,25 @@ class Step(NamedTuple):
     guard: Guard = Guard.NONE
 
 
+_S = WorkerState
+_ROWS: Sequence[tuple[Sequence[WorkerState], str, Step]] = (
+    ([_S.STARTING, _S.WAKING], "ready", Step(_S.READY)),
+    ([_S.READY], "sleep", Step(_S.ASLEEP)),
+    ([_S.READY, _S.ASLEEP], "doze", Step(_S.DOZING)),
+    ([_S.ASLEEP], "wake", Step(_S.READY)),
+    ([_S.DOZING], "wake", Step(_S.WAKING)),
+    ([_S.STARTING, _S.READY, _S.ASLEEP, _S.DOZING, _S.WAKING], "stop", Step(_S.STOPPING)),
+    ([_S.STOPPING], "ended", Step(_S.STOPPED)),
+    ([_S.WAKING], "ended", Step(_S.WAKING)),
+    ([_S.STOPPING, _S.STOPPED], "start", Step(_S.WAKING)),
+    ([_S.STOPPING, _S.STOPPED], "wake", Step(_S.WAKING, Guard.IN_SERVICE)),
+    ([_S.STARTING, _S.READY, _S.ASLEEP, _S.DOZING, _S.STOPPED, _S.WAKING], "died", Step(_S.FAILED)),
+    ([_S.FAILED], "retry", Step(_S.STARTING, Guard.TRIED_AGAIN)),
+    ([_S.FAILED], "start", Step(_S.STARTING, Guard.GIVEN_UP)),
+    ([_S.FAILED], "stop", Step(_S.STOPPED)),
+)
 TRANSITIONS: Mapping[tuple[WorkerState, str], Step] = {
-    (WorkerState.STARTING, "ready"): Step(WorkerState.READY),
-    (WorkerState.STARTING, "stop"): Step(WorkerState.STOPPING),
-    (WorkerState.STARTING, "died"): Step(WorkerState.FAILED),
-    (WorkerState.READY, "sleep"): Step(WorkerState.ASLEEP),
-    (WorkerState.READY, "doze"): Step(WorkerState.DOZING),
-    (WorkerState.READY, "stop"): Step(WorkerState.STOPPING),
-    (WorkerState.READY, "died"): Step(WorkerState.FAILED),
-    (WorkerState.ASLEEP, "wake"): Step(WorkerState.READY),
-    (WorkerState.ASLEEP, "doze"): Step(WorkerState.DOZING),
-    (WorkerState.ASLEEP, "stop"): Step(WorkerState.STOPPING),
-    (WorkerState.ASLEEP, "died"): Step(WorkerState.FAILED),
-    (WorkerState.DOZING, "wake"): Step(WorkerState.WAKING),
-    (WorkerState.DOZING, "stop"): Step(WorkerState.STOPPING),
-    (WorkerState.DOZING, "died"): Step(WorkerState.FAILED),
-    (WorkerState.STOPPING, "ended"): Step(WorkerState.STOPPED),
-    (WorkerState.STOPPING, "start"): Step(WorkerState.WAKING),
-    (WorkerState.STOPPING, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
-    (WorkerState.STOPPED, "start"): Step(WorkerState.WAKING),
-    (WorkerState.STOPPED, "wake"): Step(WorkerState.WAKING, Guard.IN_SERVICE),
-    (WorkerState.STOPPED, "died"): Step(WorkerState.FAILED),
-    (WorkerState.WAKING, "ended"): Step(WorkerState.WAKING),
-    (WorkerState.WAKING, "ready"): Step(WorkerState.READY),
-    (WorkerState.WAKING, "stop"): Step(WorkerState.STOPPING),
-    (WorkerState.WAKING, "died"): Step(WorkerState.FAILED),
-    (WorkerState.FAILED, "retry"): Step(WorkerState.STARTING, Guard.TRIED_AGAIN),
-    (WorkerState.FAILED, "start"): Step(WorkerState.STARTING, Guard.GIVEN_UP),
-    (WorkerState.FAILED, "stop"): Step(WorkerState.STOPPED),
+    (state, event): step for states, event, step in _ROWS for state in states
 }
 """The only table of a worker's lifecycle: its process keeps no state, and the scheduler hears of it from here."""
 WARM = frozenset({WorkerState.READY, WorkerState.ASLEEP})

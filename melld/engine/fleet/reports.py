@@ -94,9 +94,7 @@ class Reports:
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
         """Expect the worker's reports, from number 1."""
-        geometry = self._geometry = KvGeometry(
-            ready.block_tokens, ready.block_bytes, ready.windows, ready.encoder_tokens
-        )
+        geometry = self._geometry = ready.geometry
         pace = Pace(self._itl_target_s, ready.max_requests) if self._itl_target_s is not None else None
         index = self._indices.setdefault(worker, len(self._indices))
         self.workers[worker] = WorkerFacts(index, geometry, ready.max_requests, pace)
@@ -117,13 +115,14 @@ class Reports:
         if done.step_s:
             facts.step_s.append(done.step_s)
             facts.times.stepped(done.step_s, done.decodes, done.prompt_tokens)
-        blocks = (done.used_blocks, done.total_blocks, done.shared_blocks)
-        self._ledger.blocks_changed(worker, blocks, done.blocks, done.gone)  # type: ignore[arg-type]
+        blocks = done.blocks
+        sums = blocks.used_blocks, blocks.total_blocks, blocks.shared_blocks
+        self._ledger.blocks_changed(worker, sums, blocks.changed, done.gone)  # type: ignore[arg-type]
         if outputs is not None and facts.pace is not None and done.step_s:
             self._judge(worker, facts.pace, facts.times.costs, done, len(outputs.outputs))
         reported = self._log(worker, done, outputs, now_s) if outputs is not None else Reported()
         if done.step_s:
-            kv_bytes = (done.used_blocks + done.shared_blocks) * facts.geometry.block_bytes
+            kv_bytes = (blocks.used_blocks + blocks.shared_blocks) * facts.geometry.block_bytes
             facts.meter.stepped(done, kv_bytes, facts.times.costs, len(reported.begun))
         return reported
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from melld.ids import NO_EVENT, EventId
+from melld.kvstore.geometry import KvGeometry
 from melld.migrate.messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
 
@@ -65,7 +66,7 @@ WANTED = "the worker was wanted"
 
 
 class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
-    """Measure the bearable foreign prefill beside `batch` decoding requests.  One `UtilityDone` of `PrefillMeasured`.
+    """Measure the bearable foreign prefill beside `batch` decoding requests.  One `UtilityDone` of tokens per second.
 
     `share`: the allowed growth of the median step.  `seconds`: start no further trial after this time.
     """
@@ -77,7 +78,7 @@ class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
 
 
 class MeasureLink(Message, frozen=True, tag=True, kw_only=True):
-    """Copy this sibling's blocks into free blocks for `seconds`.  One `UtilityDone` of `LinkMeasured`."""
+    """Copy this sibling's blocks into free blocks for `seconds`.  One `UtilityDone` of bytes per second."""
 
     call: int
     peer: str
@@ -137,11 +138,7 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """The engine is up and has produced a real token."""
 
     total_blocks: int
-    block_tokens: int
-    block_bytes: int
-    windows: tuple[int, ...] = (0,)
-    """Of each KV cache group its sliding window in tokens; 0: it keeps all.  Each has blocks of its own."""
-    encoder_tokens: int = 0  # of which a request keeps what its encoder has heard, in blocks of their own
+    geometry: KvGeometry
     max_requests: int
     """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]
@@ -164,23 +161,29 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Memory of its process beside KV: the model's weights, and all else."""
 
 
+class BlockReport(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a worker's KV blocks."""
+
+    used_blocks: int
+    total_blocks: int
+    """Blocks that it may use: with an arena, those whose granules it was granted; vLLM's null block is none of them."""
+    shared_blocks: int
+    """Difference between the sum of all block tables and `used_blocks`, in which a shared block counts once."""
+    changed: dict[str, tuple[int, Phase]]
+    """request -> blocks and phase: those that changed."""
+
+
 class StepDone(Message, frozen=True, tag=True):
     """Changes since the last report, mostly of one engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
 
     step: int
     """Consecutive number of the report."""
     step_s: float
-    used_blocks: int
-    total_blocks: int
-    """Blocks that it may use: with an arena, those whose granules it was granted."""
-    blocks: dict[str, tuple[int, Phase]]
-    """request -> blocks and phase: those that changed."""
+    blocks: BlockReport
     leases: dict[str, int]
     """request -> lease, for outputs of requests whose lease is not 0."""
     gone: list[str]
     """Requests that this worker no longer holds, since the last such message."""
-    shared_blocks: int = 0
-    """Difference between the sum of all block tables and `used_blocks`, in which a shared block counts once."""
     decodes: int = 0
     """Requests that this step computed one token for."""
     prompt_tokens: int = 0
@@ -200,20 +203,6 @@ class UtilityDone(Message, frozen=True, tag=True):
     call: int
     result: Any = None
     error: str | None = None
-
-
-class PrefillMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of prefill in a number of seconds."""
-
-    tokens: float
-    seconds: float
-
-
-class LinkMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes copied in a number of seconds."""
-
-    nbytes: int
-    seconds: float
 
 
 class LinkOpened(Message, frozen=True, tag=True, kw_only=True):

@@ -83,12 +83,8 @@ class Descriptions:
         passing = MoveRefusal.PROMPT_LOGPROBS if command.freeze_after_first_token else None
         described = say.RequestDescribed(
             **names_of(command),
-            num_tokens=facts.num_tokens,
-            computed_tokens=facts.num_computed_tokens,
-            block_ids=facts.full_block_ids,
-            block_epoch=facts.block_epoch,
+            facts=facts,
             refusals={via: refusal.value for via, refusal in refusals.items() if refusal not in (None, passing)},
-            in_prompt=facts.in_prompt,
             step_s=self._step_s,
         )
         self._answer(described, ())

@@ -6,7 +6,6 @@ Owns the wiring; runs nothing.  Loading this loads torch, so the process must ha
 import queue
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,24 +56,12 @@ class Parts:
         blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
         self.reporter = StepReporter(blocks, book, self.moves, self.writer.report)
         self.read = partial(read, connection, engine, line, say, self.pulse.pong)
-        self.preparer = Preparer(line, _request_maker(engine), residency, self.inbox, say)
+        self.preparer = Preparer(
+            line, lambda payload: residency.prepare(payload[0]).request, residency, self.inbox, say
+        )
         self.grammars = Grammars(engine.structured_output_manager)
         self.borrower = Borrower(lent, say)
         self.dozer = Dozer(engine, lent, budget, links, self.reporter, say)
         self.requests = Requests(residency, self.moves, book, say)
         in_step, inbox = self.pulse.in_step, self.inbox
         self.profiler = Profiler(engine, residency, links, budget, lambda: not inbox.empty(), say, in_step)
-
-
-def _request_maker(engine: "EngineCore") -> Callable[[list[bytes]], Any]:
-    """Return a decoder from the daemon's encoded request to vLLM's `Request`."""
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.serial_utils import MsgpackDecoder
-
-    decoder = MsgpackDecoder(EngineCoreRequest)
-
-    def request_of(payload: list[bytes]) -> Any:
-        request, _ = engine.preprocess_add_request(decoder.decode(payload))
-        return request
-
-    return request_of

@@ -72,15 +72,15 @@ class Profiler:
     # -- prefill -----------------------------------------------------------------------------------------------------
 
     def measure_prefill(self, ask: wire.MeasurePrefill) -> None:
-        """Measure, and answer with `wire.PrefillMeasured` or with the reason why not."""
+        """Measure, and answer with tokens per second or with the reason why not."""
         try:
             with self._budget.lifted(), self._clean():
                 deadline_s = time.monotonic() + ask.seconds
-                measured = self._beside(ask, deadline_s) if ask.batch else self._alone()
+                tokens_per_s = self._beside(ask, deadline_s) if ask.batch else self._alone()
         except (MelldError, RuntimeError, ValueError) as error:
             self._say(wire.UtilityDone(call=ask.call, error=str(error)))
         else:
-            self._say(wire.UtilityDone(call=ask.call, result=measured))
+            self._say(wire.UtilityDone(call=ask.call, result=tokens_per_s))
 
     @contextlib.contextmanager
     def _clean(self) -> Iterator[None]:
@@ -96,8 +96,8 @@ class Profiler:
             while self._engine.scheduler.has_requests() or self._engine.batch_queue:
                 self._engine.step_fn()
 
-    def _alone(self) -> wire.PrefillMeasured:
-        """Measure prefill without decoding requests."""
+    def _alone(self) -> float:
+        """Return the tokens per second of prefill without decoding requests."""
         config = self._engine.vllm_config
         tokens = min(
             ALONE_TOKENS,
@@ -109,10 +109,10 @@ class Profiler:
         for _ in range(ALONE_TIMES + 1):
             self._add(tokens, 1)
             seconds.append(self._step())
-        return wire.PrefillMeasured(tokens=tokens, seconds=statistics.median(seconds[1:]))
+        return float(tokens) / statistics.median(seconds[1:])
 
-    def _beside(self, ask: wire.MeasurePrefill, deadline_s: float) -> wire.PrefillMeasured:
-        """Return the foreign tokens per step that lengthen the median step by the share, interpolated."""
+    def _beside(self, ask: wire.MeasurePrefill, deadline_s: float) -> float:
+        """Return the foreign tokens per second of which each step's lengthen it by the share, interpolated."""
         config = self._engine.vllm_config
         steps = len(CHUNKS) * 2 * PAIRS + 2 * ask.batch
         if ask.batch >= (slots := self._engine.scheduler.max_num_active_reqs):
@@ -136,7 +136,7 @@ class Profiler:
             fewer, fewer_ratio = tokens, max(ratio, 1.0)
             if time.monotonic() > deadline_s:
                 break
-        return wire.PrefillMeasured(tokens=fewer, seconds=step_s * (1.0 + ask.share))
+        return fewer / max(step_s * (1.0 + ask.share), 1e-9)
 
     def _compare(self, tokens: int) -> tuple[float, float]:
         """Return the median step without the foreign prompt, and the factor by which the prompt lengthens it."""
@@ -178,7 +178,7 @@ class Profiler:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def measure_link(self, ask: wire.MeasureLink) -> None:
-        """Start to copy from the sibling; answer with `wire.LinkMeasured` when the time is over.
+        """Start to copy from the sibling; answer with bytes per second when the time is over.
 
         Several siblings may be copied from at once, each into its own blocks.
         """
@@ -210,8 +210,7 @@ class Profiler:
         if failure:
             self._say(wire.UtilityDone(call=trial.ask.call, error=failure))
         else:
-            measured = wire.LinkMeasured(nbytes=trial.nbytes, seconds=trial.seconds)
-            self._say(wire.UtilityDone(call=trial.ask.call, result=measured))
+            self._say(wire.UtilityDone(call=trial.ask.call, result=trial.nbytes / max(trial.seconds, 1e-9)))
         return True
 
 

@@ -60,13 +60,10 @@ class StepReporter:
         done = wire.StepDone(
             step=self._reports,
             step_s=step_s,
-            used_blocks=blocks.used_blocks,
-            total_blocks=blocks.total_blocks,
-            blocks=blocks.changed,
+            blocks=blocks,
             leases=leases,
             gone=gone,
             decodes=counts.decodes,
             prompt_tokens=counts.prompt_tokens,
-            shared_blocks=blocks.shared_blocks,
         )
         self._out(done, outputs)

@@ -16,6 +16,7 @@ import msgspec
 
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import WorkerSpec
+from melld.kvstore.geometry import KvGeometry
 
 if TYPE_CHECKING:
     from vllm.pooling_params import PoolingParams
@@ -179,14 +180,12 @@ def ready_of(
     """Return the message that tells the daemon that the worker is ready."""
     from melld.engine.worker.residency.block_tables import encoder_tokens_of, windows_of
 
-    config = engine.vllm_config
-    kv_cache = engine.scheduler.kv_cache_config
+    cache = engine.vllm_config.cache_config
+    block_bytes = shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine)
+    beside = windows_of(engine.scheduler), encoder_tokens_of(engine.scheduler)
     return wire.WorkerReady(
-        total_blocks=kv_cache.num_blocks - 1,  # no request can use vLLM's null block
-        block_tokens=config.cache_config.block_size,
-        block_bytes=shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine),
-        windows=windows_of(engine.scheduler),
-        encoder_tokens=encoder_tokens_of(engine.scheduler),
+        total_blocks=engine.scheduler.kv_cache_config.num_blocks - 1,  # no request can use vLLM's null block
+        geometry=KvGeometry(cache.block_size, block_bytes, *beside),
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         far_kv_handle=shared.agent.handle if shared.agent is not None else b"",
@@ -194,7 +193,7 @@ def ready_of(
         arena_failure=arena_failure,
         resident_bytes=resident_bytes(engine),
         max_requests=engine.scheduler.max_num_active_reqs,
-        caches_prefixes=bool(config.cache_config.enable_prefix_caching),
+        caches_prefixes=bool(cache.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
         load_s=load_s,
         ready_response=response,

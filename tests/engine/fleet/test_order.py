@@ -79,8 +79,7 @@ class PlainCodec:
 SLOT = Slot(worker=WorkerId("w0"), device="cpu:0", spec=WorkerSpec(worker="w0", model_path="", device_kind="cpu"))
 READY = wire.WorkerReady(
     total_blocks=8,
-    block_tokens=16,
-    block_bytes=64,
+    geometry=KvGeometry(16, 64),
     max_requests=4,
     supported_tasks=[],
     load_s=0.0,
@@ -105,7 +104,7 @@ def alone() -> Fleet:
 
 
 def said(fleet: Fleet, step: int, token: int) -> None:
-    done = wire.StepDone(step=step, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[])
+    done = wire.StepDone(step, 0.1, wire.BlockReport(1, 8, 0, {}), leases={}, gone=[])
     fleet.worker_said(SLOT, done, [msgspec.msgpack.encode(Outputs([Output("r", [token])]))])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from melld.engine.fleet.paces import PaceMeter
-from melld.engine.wire.messages import StepDone
+from melld.engine.wire.messages import BlockReport, StepDone
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.steptimes import StepCosts
 
@@ -11,10 +11,8 @@ COSTS = StepCosts(0.010, 0.001, 0.0001)
 
 
 def step(step_s: float, decodes: int = 0, prompt_tokens: int = 0) -> StepDone:
-    return StepDone(
-        step=1, step_s=step_s, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[],
-        decodes=decodes, prompt_tokens=prompt_tokens,
-    )  # fmt: skip
+    blocks = BlockReport(1, 8, 0, {})
+    return StepDone(1, step_s, blocks, leases={}, gone=[], decodes=decodes, prompt_tokens=prompt_tokens)
 
 
 def test_steps_without_prompts_are_told_by_their_means() -> None:

@@ -13,6 +13,7 @@ from melld.migrate.snapshot import Phase
 from tests.engine.fleet.test_order import READY, Output, Outputs
 
 R, W0, W1 = RequestId("r"), WorkerId("w0"), WorkerId("w1")
+BLOCKS = wire.BlockReport(1, 8, 0, {})
 
 
 class Desk:
@@ -29,15 +30,12 @@ class Desk:
         self.limits.append((worker, slots))
 
     def step(self, worker: WorkerId, outputs: Outputs, step_s: float, decodes: int, prompt_tokens: int) -> Reported:
-        done = wire.StepDone(
-            step=1, step_s=step_s, used_blocks=1, total_blocks=8, blocks={}, leases={}, gone=[],
-            decodes=decodes, prompt_tokens=prompt_tokens,
-        )  # fmt: skip
+        done = wire.StepDone(1, step_s, BLOCKS, leases={}, gone=[], decodes=decodes, prompt_tokens=prompt_tokens)
         return self.reports.take(worker, done, outputs, 0.0)
 
     def say(self, worker: WorkerId, outputs: Outputs, lease: int = 0, now_s: float = 0.0) -> Reported:
         leases = {R: lease} if lease else {}
-        done = wire.StepDone(step=1, step_s=0.1, used_blocks=1, total_blocks=8, blocks={}, leases=leases, gone=[])
+        done = wire.StepDone(1, 0.1, BLOCKS, leases=leases, gone=[])
         return self.reports.take(worker, done, outputs, now_s)
 
 
@@ -134,7 +132,7 @@ def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
     assert sums is not None
     assert sums.used_blocks == 0
     for blocks, gone, held in (({R: (2, Phase.DECODING)}, [], 1), ({}, [R], 0)):
-        done = wire.StepDone(step=1, step_s=0.1, used_blocks=2, total_blocks=8, blocks=blocks, leases={}, gone=gone)
+        done = wire.StepDone(1, 0.1, wire.BlockReport(2, 8, 0, blocks), leases={}, gone=gone)
         assert desk.reports.take(W0, done, None, 0.0) == Reported()
         assert len(ledger.holdings_on(W0)) == held
     assert desk.reports.worker_lost(W0)
@@ -148,4 +146,4 @@ def test_the_size_of_tokens_is_known_once_a_worker_is_ready() -> None:
     reports = Reports({}, Ledger(), lambda *_: None)
     assert reports.kv_bytes(17) == 0
     reports.worker_ready(W0, READY)
-    assert reports.kv_bytes(17) == 2 * READY.block_bytes
+    assert reports.kv_bytes(17) == 2 * READY.geometry.block_bytes

@@ -22,8 +22,9 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.migration_book import CommandOrder
+from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
-from melld.migrate.snapshot import Phase, Via
+from melld.migrate.snapshot import Phase, RequestFacts, Via
 
 BLOCK_TOKENS, BLOCK_BYTES, BLOCKS, SLOTS = 1024, 1000, 6, 4
 KEPT = (say.ThawRequest, say.ReleaseRequest, say.CancelReservation)
@@ -123,7 +124,7 @@ class VirtualWorker:
         self.ready = True
         self.say(
             wire.WorkerReady(
-                total_blocks=self.total_blocks, block_tokens=BLOCK_TOKENS, block_bytes=BLOCK_BYTES,
+                total_blocks=self.total_blocks, geometry=KvGeometry(BLOCK_TOKENS, BLOCK_BYTES),
                 max_requests=SLOTS, supported_tasks=["generate"], load_s=0.0, ready_response=b"",
                 kv_handle=b"memory",
             )
@@ -227,14 +228,12 @@ class VirtualWorker:
             self.gone.append(request)
 
     def report(self, outputs: Sequence[Any] = (), leases: dict[str, int] | None = None) -> None:
-        blocks = {request: (copy.words.blocks, Phase.DECODING) for request, copy in self.copies.items()}
+        held = {request: (copy.words.blocks, Phase.DECODING) for request, copy in self.copies.items()}
         self.reports += 1
-        gone, self.gone = [request for request in self.gone if request not in blocks], []
+        gone, self.gone = [request for request in self.gone if request not in held], []
         used_blocks = self.used_blocks
-        shared_blocks = self._named_blocks - used_blocks
-        done = wire.StepDone(
-            self.reports, 0.01, used_blocks, self.total_blocks, blocks, leases or {}, gone, shared_blocks
-        )
+        blocks = wire.BlockReport(used_blocks, self.total_blocks, self._named_blocks - used_blocks, held)
+        done = wire.StepDone(self.reports, 0.01, blocks, leases or {}, gone)
         self.say(done, *([msgspec.msgpack.encode(outputs)] if outputs else []))
 
     # -- migrations
@@ -275,11 +274,9 @@ class VirtualWorker:
         match command:
             case say.DescribeRequest() if copy is not None:
                 ids = (tuple(range(copy.words.blocks - copy.chunks_left)),)
-                tokens, in_prompt = prompt_tokens(copy.words) + copy.tokens, copy.chunks_left > 0
-                told = say.RequestDescribed(
-                    **names, num_tokens=tokens, block_ids=ids, block_epoch=0, in_prompt=in_prompt
-                )
-                return told, ()
+                prompt = prompt_tokens(copy.words)
+                facts = RequestFacts(prompt + copy.tokens, prompt, 0, ids, 0, copy.chunks_left > 0)
+                return say.RequestDescribed(**names, facts=facts), ()
             case say.ReserveBlocks() | say.WarmRequest() if copy is None:
                 self.rooms[request] = msgspec.msgpack.decode(payload[0], type=Words)
                 self._check_room()

@@ -13,8 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from melld.engine.wire.messages import BlockReport
 from melld.migrate.snapshot import Phase
 
 if TYPE_CHECKING:
@@ -41,18 +40,6 @@ class BlockEpochs:
     def moved(self, request: "Request") -> None:
         """Note that blocks of the request have moved."""
         self._moves[request] = self._moves.get(request, 0) + 1
-
-
-class BlockReport(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a worker's KV blocks.
-
-    `total_blocks` excludes vLLM's null block, which no request can have, and blocks that the worker may not use now.
-    """
-
-    used_blocks: int
-    total_blocks: int
-    shared_blocks: int
-    changed: dict[str, RequestBlocks]
 
 
 class BlockReporter:

@@ -9,7 +9,7 @@ Owns the only lines that touch a runner.  Never touches the scheduler.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
     from vllm.v1.request import Request
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 
 class RewindableGenerator(torch.Generator):  # type: ignore[misc]
@@ -102,26 +103,16 @@ class RunnerV1(Runner):
             return None
         return bytes(state.generator.get_state().numpy().tobytes())
 
-    def admit(
-        self, request: "Request | AdmittedRequest", block_ids: tuple[list[int], ...], generator_state: bytes | None
-    ) -> None:
+    def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
         """Add a request to the runner."""
-        from vllm.v1.worker.gpu_input_batch import CachedRequestState
+        self.take(_state_of(request, block_ids), generator_state)
 
-        state = CachedRequestState(
-            req_id=request.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            mm_features=request.mm_features,
-            sampling_params=request.sampling_params,
-            generator=self._generator(generator_state, request),
-            block_ids=block_ids,
-            num_computed_tokens=request.num_computed_tokens,
-            output_token_ids=list(request.output_token_ids),
-            lora_request=request.lora_request,
-        )
+    def take(self, state: "CachedRequestState", generator_state: bytes | None) -> None:
+        """Add the state of a request to the runner, which gives it its generator."""
+        state.generator = self._generator(state, generator_state)
         if self._runner.uses_mrope:
             self._runner._init_mrope_positions(state)  # noqa: SLF001  the runner's own way for a new request
-        self._runner.requests[request.request_id] = state
+        self._runner.requests[state.req_id] = state
 
     def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
         """Have the running request's next step find this block at that place of its table."""
@@ -130,19 +121,19 @@ class RunnerV1(Runner):
         if (row := batch.req_id_to_index.get(request_id)) is not None:
             batch.block_table[group].block_table.np[row, place] = block_id
 
-    def _generator(self, state: bytes | None, request: "Request | AdmittedRequest") -> torch.Generator | None:
+    def _generator(self, state: "CachedRequestState", generator_state: bytes | None) -> torch.Generator | None:
         from vllm.sampling_params import SamplingType
 
-        params = request.sampling_params
+        params = state.sampling_params
         if params is None or params.sampling_type != SamplingType.RANDOM_SEED:
             return None
         device = self._runner.device
         generator = RewindableGenerator() if device.type == "cpu" else torch.Generator(device=device)
-        if state is None:  # only the tokens survived: their number is the number of draws
+        if generator_state is None:  # only the tokens survived: their number is the number of draws
             generator.manual_seed(params.seed)
-            skip_draws(generator, request.num_output_tokens)
+            skip_draws(generator, len(state.output_token_ids))
         else:
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            generator.set_state(torch.frombuffer(bytearray(generator_state), dtype=torch.uint8))
         return generator
 
 
@@ -160,21 +151,21 @@ def skip_draws(generator: torch.Generator, draws: int) -> None:
         torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
 
 
-class AdmittedRequest(NamedTuple):
-    """Facts that a V1 runner needs of an arriving request, for ranks in other processes."""
+def _state_of(request: "Request", block_ids: tuple[list[int], ...]) -> "CachedRequestState":
+    """Return what a V1 runner keeps of an arriving request, without its generator."""
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-    request_id: str
-    prompt_token_ids: list[int] | None
-    mm_features: Any
-    sampling_params: Any
-    num_computed_tokens: int
-    output_token_ids: list[int]
-    lora_request: Any
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Return the number of generated tokens."""
-        return len(self.output_token_ids)
+    return CachedRequestState(
+        req_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        mm_features=request.mm_features,
+        sampling_params=request.sampling_params,
+        generator=None,
+        block_ids=block_ids,
+        num_computed_tokens=request.num_computed_tokens,
+        output_token_ids=list(request.output_token_ids),
+        lora_request=request.lora_request,
+    )
 
 
 class RanksV1(Runner):
@@ -196,9 +187,7 @@ class RanksV1(Runner):
 
     def admit(self, request: "Request", block_ids: tuple[list[int], ...], generator_state: bytes | None) -> None:
         """Add a request to each rank's runner."""
-        facts = {name: getattr(request, name) for name in AdmittedRequest._fields}
-        admission = AdmittedRequest(**facts | {"output_token_ids": list(request.output_token_ids)})
-        self._call(_admit, args=(admission, block_ids, generator_state))
+        self._call(_take, args=(_state_of(request, block_ids), generator_state))
 
 
 @functools.cache
@@ -214,10 +203,8 @@ def _generator_state(rank: Any, request_id: str) -> bytes | None:
     return _runner_of_rank(rank).generator_state(request_id)
 
 
-def _admit(
-    rank: Any, admission: AdmittedRequest, block_ids: tuple[list[int], ...], generator_state: bytes | None
-) -> None:
-    _runner_of_rank(rank).admit(admission, block_ids, generator_state)
+def _take(rank: Any, state: "CachedRequestState", generator_state: bytes | None) -> None:
+    _runner_of_rank(rank).take(state, generator_state)
 
 
 def runner_of(engine: "EngineCore") -> Runner:
