@@ -20,11 +20,16 @@ CHUNK_TOKENS = 512
 
 
 class SimulatedRequest:
-    """A request.  `generated`: tokens when it was last begun here; `begun_clock`: its instance's clock then."""
+    """A request.  `generated`: tokens when it was last begun here; `begun_clock`: its instance's clock then.
+
+    `worker`: where it was placed; `destination`: where it moves.
+    """
 
     def __init__(self, request: RequestId, arrival: ModelArrival) -> None:
         self.id = request
         self.arrival = arrival
+        self.worker: WorkerId | None = None
+        self.destination: WorkerId | None = None
         self.generated = 0.0
         self.begun_clock = 0.0
         self.first_token_s = 0.0
@@ -155,12 +160,9 @@ class SimulatedDevice:
         """Queue the computing of the request's tokens."""
         self._prompts.append((instance, request, request.version, [instance.profile.prefill_s(request.tokens)]))
 
-    def pass_time(
-        self, seconds: float
-    ) -> tuple[dict[WorkerId, float], list[tuple[SimulatedInstance, SimulatedRequest]]]:
-        """Spend the seconds; return the steps of each instance, and the requests whose prompts were computed."""
-        steps_s = {one.id: one.step_s() for one in self.instances if one.decoding}
-        round_s = sum(steps_s.values())
+    def pass_time(self, seconds: float) -> tuple[float, list[tuple[SimulatedInstance, SimulatedRequest]]]:
+        """Spend the seconds; return the steps of each that decodes, and the requests whose prompts were computed."""
+        round_s = sum(one.step_s() for one in self.instances)
         left_s, begun = seconds, []
         if self._prompts:
             chunk_s = self._prompts[0][0].profile.prefill_s(CHUNK_TOKENS)
@@ -176,5 +178,4 @@ class SimulatedDevice:
                     break
                 begun.append((instance, request))
             self._prompts.popleft()
-        rounds = (seconds - spent_s) / round_s if round_s else 0.0
-        return dict.fromkeys(steps_s, rounds), begun
+        return (seconds - spent_s) / round_s if round_s else 0.0, begun

@@ -53,8 +53,7 @@ class ModelsSimulation:
         self.instances: dict[WorkerId, SimulatedInstance] = {}
         self._devices: dict[WorkerId, SimulatedDevice] = {}
         self._served = {one.name: one for one in setting.models}
-        self._requests: dict[RequestId, tuple[SimulatedRequest, WorkerId | None]] = {}
-        self._moves: dict[RequestId, WorkerId] = {}
+        self._requests: dict[RequestId, SimulatedRequest] = {}
         self._told: dict[WorkerId, tuple[int, int, int]] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._loads: dict[ModelName, dict[str, float]] = {}
@@ -123,7 +122,7 @@ class ModelsSimulation:
     def _arrive(self, index: int) -> None:
         arrival = self.arrivals[index]
         request = SimulatedRequest(RequestId(f"r{index}"), arrival)
-        self._requests[request.id] = request, None
+        self._requests[request.id] = request
         self._count(arrival.model, arrivals=1)
         size = request.blocks * self._block_bytes(arrival.model)
         self._decide(arrival.model, events.RequestArrived(self.now_s, request.id, size, arrival.lengths.prompt_tokens))
@@ -135,8 +134,8 @@ class ModelsSimulation:
         for device in dict.fromkeys(self._devices.values()):
             steps, begun = device.pass_time(self.setting.epoch_s)
             for instance in device.instances:
-                if instance.id in steps:
-                    over, sizes = instance.advance(steps[instance.id])
+                if instance.decoding:
+                    over, sizes = instance.advance(steps)
                     if sizes:
                         grown.setdefault(instance.model, {}).update(sizes)
                     ended += [(instance, request) for request in over]
@@ -164,7 +163,6 @@ class ModelsSimulation:
     def _finish(self, instance: SimulatedInstance, request: SimulatedRequest) -> None:
         size = request.blocks * instance.block_bytes
         del self._requests[request.id]
-        self._moves.pop(request.id, None)
         self.measures.ended(request, instance.profile, self.now_s)
         tokens = request.arrival.lengths.output_tokens
         self._count(instance.model, ended=1, output_tokens=tokens, held_bytes=size)
@@ -201,12 +199,12 @@ class ModelsSimulation:
 
     def _obey(self, command: events.AnyCommand) -> None:
         if isinstance(command, events.PlaceRequest):
-            request, _ = self._requests[command.request]
-            self._requests[command.request] = request, command.worker
+            request = self._requests[command.request]
+            request.worker = command.worker
             self.instances[command.worker].held.append(request)
             self._after(0.0, partial(self._admit, self.instances[command.worker]))
         elif isinstance(command, events.MoveRequest):
-            self._moves[command.request] = command.destination
+            self._requests[command.request].destination = command.destination
             took_s = command.kv_bytes / self.setting.link_bytes_per_s
             self._after(took_s, partial(self._end_move, command.request, command.destination))
         elif isinstance(command, events.ActivateWorker):
@@ -278,12 +276,12 @@ class ModelsSimulation:
         self._handle(e.ModelDozed(self.now_s, instance.id) if dozes else e.ModelGone(self.now_s, instance.id))
 
     def _end_move(self, name: RequestId, destination: WorkerId) -> None:
-        if self._moves.get(name) != destination:
+        request = self._requests.get(name)
+        if request is None or request.destination != destination:
             return
-        del self._moves[name]
-        request, worker = self._requests[name]
-        assert worker is not None
-        source, target = self.instances[worker], self.instances[destination]
+        assert request.worker is not None
+        source, target = self.instances[request.worker], self.instances[destination]
+        request.destination = None
         if not request.decodes:
             source.remove(request)
             target.held.append(request)
@@ -293,7 +291,7 @@ class ModelsSimulation:
         else:
             self._decide(source.model, events.MoveAborted(self.now_s, name, "no room", destination))
             return
-        self._requests[name] = request, destination
+        request.worker = destination
         self._decide(source.model, events.MoveCommitted(self.now_s, name, destination))
 
     def _block_bytes(self, model: ModelName) -> int:
