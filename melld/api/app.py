@@ -34,7 +34,6 @@ from melld.api.guards.request import check_request, check_request_id
 from melld.api.guards.tiers import priority_of, rights_of
 from melld.api.guards.work import check_work
 from melld.api.keeping import Keeping
-from melld.api.long_answers import LongAnswer
 from melld.api.models import AskedModel, asked_model
 from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
@@ -232,21 +231,19 @@ class Api:
         vllm_request = forwarded(exchange.request.headers, exchange.request_id)
         parsed = await self.off_loop.run(size, call.parse, fields)
         check_work(parsed, self._context.config())
-        long, keeping = LongAnswer(self._turns), None
-        if isinstance(parsed, ResponsesRequest):
-            keeping = await self._keeping(exchange, parsed, size, long)
-            handler = keeping.serving(handler)
-        work = perform(call, handler, parsed, vllm_request, long, tier)
+        keeping = await self._keeping(exchange, parsed, size) if isinstance(parsed, ResponsesRequest) else None
+        handler = handler if keeping is None else keeping.serving(handler)
+        work = perform(call, handler, parsed, vllm_request, self._turns, tier)
         work = work if keeping is None else keeping.kept(work)
         if is_stream(call, parsed):
             return await self._stream(exchange, work)
         result = await work
         return exchange.whole(result.body, headers=result.headers)
 
-    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int, long: LongAnswer) -> Keeping:
+    async def _keeping(self, exchange: Exchange, parsed: ResponsesRequest, size: int) -> Keeping:
         client = exchange.client
         goes_on = functools.partial(self._called_by, client.name, caller().priority, goes_on=True)
-        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, long)
+        keeping = Keeping(self._stored, client.owner, parsed, size, goes_on, self._turns)
         await keeping.prepare(self._context.config(), self.off_loop)
         return keeping
 

@@ -26,6 +26,7 @@ from melld.api.performing import Result
 from melld.api.stored_responses import Stored, StoredResponses
 from melld.api.streams import event_text
 from melld.config_server import ServerConfig
+from melld.engine.frontend.turns import Turns
 
 log = logging.getLogger("melld.api")
 
@@ -49,7 +50,7 @@ class Keeping:
         request: ResponsesRequest,
         size: int,
         goes_on: Callable[[], AbstractContextManager[None]],
-        long: LongAnswer,
+        turns: Turns,
     ) -> None:
         """Take the call with the size of its body, and a context in which the call `goes_on` in the background."""
         self._store = store
@@ -57,7 +58,7 @@ class Keeping:
         self._request = request
         self._size = size
         self._goes_on = goes_on
-        self._long = long
+        self._turns = turns
         self._answers: dict[str, ResponsesResponse] = {}
         """By id: the previous one, and this call's if it is to be stored."""
         self._prompts: dict[str, list[Any]] = {}
@@ -99,7 +100,7 @@ class Keeping:
             another = self.serving(handler)  # `own`, which has this function, would refer to itself
             if self._request.stream:
                 return self._make_stream(stored, another.responses_stream_generator(*arguments))
-            return self._make(stored, self._long.leaving_out(another), arguments)
+            return self._make(stored, another, arguments)
 
         own._run_background_request = own._run_background_request_stream = in_background  # noqa: SLF001
         own.responses_background_stream_generator = lambda made: self._store.find(self._owner, made).follow()
@@ -143,11 +144,12 @@ class Keeping:
 
     async def _make(self, stored: Stored, handler: Any, arguments: tuple[Any, ...]) -> None:
         """Make the answer in the background."""
+        long = LongAnswer(self._turns)
         with self._working(stored):
-            made = await handler.responses_full_generator(*arguments)
+            made = await long.leaving_out(handler).responses_full_generator(*arguments)
             if isinstance(made, ErrorResponse):
                 raise ServingFault(made)
-            self._finish(stored, await self._long.encode(made, _DUMP))
+            self._finish(stored, await long.encode(made, _DUMP))
 
     async def _make_stream(self, stored: Stored, events: AsyncGenerator[Any, None]) -> None:
         """Make the answer in the background, event by event."""

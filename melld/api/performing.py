@@ -28,6 +28,7 @@ from melld.api.long_answers import LongAnswer
 from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
 from melld.control.status import Tier
+from melld.engine.frontend.turns import Turns
 from melld.errors import UnusableToolCall
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
@@ -69,13 +70,14 @@ def is_stream(call: Call, parsed: BaseModel) -> bool:
 
 
 async def perform(
-    call: Call, handler: Any, parsed: BaseModel, request: SimpleNamespace, long: LongAnswer, tier: Tier
+    call: Call, handler: Any, parsed: BaseModel, request: SimpleNamespace, turns: Turns, tier: Tier
 ) -> Result:
     """Have vLLM's serving class of the call serve a parsed request, and name its tier in the answer.
 
     Raises:
         Refusal, vLLM's errors: see `melld.api.error_mapping`.
     """
+    long = LongAnswer(turns)
     handler = handler if is_stream(call, parsed) else long.leaving_out(handler)
     serve = getattr(handler, call.method) if call.method else handler
     if call.hears:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +14,14 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from melld.api.answers import Answer, Refusal
+from melld.api.keeping import Keeping
 from melld.api.keys import Client, Keys
 from melld.api.stored_responses import Stored, StoredResponses
 from melld.config_server import ServerConfig
+from melld.engine.frontend.turns import Turns
 from tests.api.http_client import MODEL, request
 from tests.api.test_streams import until
 from tests.serve.daemon_process import DaemonProcess
@@ -133,6 +138,22 @@ def test_whoever_follows_an_answer_learns_how_it_failed() -> None:
     assert (told.value.answer.status, told.value.answer.code) == (503, "no_worker")
     cancelled.end(status="cancelled")
     assert asyncio.run(read(cancelled)) == ["a"]
+
+
+def test_the_copy_of_a_serving_class_is_freed_with_its_call() -> None:
+    """It holds whole conversations, which must not wait for the garbage collector."""
+
+    class Serving:
+        """Stands in for vLLM's."""
+
+    asked = ResponsesRequest(input="x")
+    keeping = Keeping(StoredResponses(lambda: LIMITS, Keys().owners), b"", asked, 1, contextlib.nullcontext, Turns())
+    gc.disable()
+    try:
+        gone = weakref.ref(keeping.serving(Serving()))
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
