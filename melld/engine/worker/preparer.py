@@ -33,21 +33,16 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class Preparer:
-    """The preparer of one worker: `line` holds messages read from the wire; `answer` sends one to the daemon.
-
-    `request_of` decodes the payload of an `AddRequest` to vLLM's request.
-    """
+    """The preparer of one worker: `line` holds messages read from the wire; `answer` sends one to the daemon."""
 
     def __init__(
         self,
         line: "queue.SimpleQueue[Received]",
-        request_of: Callable[[list[bytes]], Any],
         residency: Residency,
         inbox: "queue.SimpleQueue[Any]",
         answer: Callable[[msgspec.Struct], None],
     ) -> None:
         self._line = line
-        self._request_of = request_of
         self._residency = residency
         self._inbox = inbox
         self._answer = answer
@@ -78,7 +73,7 @@ class Preparer:
         """Return the message for the engine thread, or None for one that waits or that nobody waits for."""
         match message:
             case wire.AddRequest():
-                return Admitted(self._request_of(payload), message.lease, message.cause)
+                return Admitted(self._residency.prepare(payload[0]).request, message.lease, message.cause)
             case wire.ResumeRequest() | say.ReserveBlocks() | say.WarmRequest():
                 return self._coming(message, payload)
             case Compiled():

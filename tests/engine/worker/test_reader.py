@@ -30,6 +30,11 @@ DEADLINE_S = 30.0
 WireUp = Callable[[Callable[..., Any]], "Wired"]
 
 
+def made(_core_request: bytes) -> Any:
+    """An `Arrival` without a grammar."""
+    return SimpleNamespace(request=SimpleNamespace(request_id="r1"), compiling=None)
+
+
 class Wired:
     """Both threads of a worker on one end of a socket; the other end is the test's.  vLLM's part is `prepare`."""
 
@@ -41,7 +46,7 @@ class Wired:
         engine: Any = SimpleNamespace(aborts_queue=self.aborts)
         residency: Any = SimpleNamespace(prepare=prepare, complete=lambda arrival, _tokens: arrival)
         line: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        preparer = Preparer(line, prepare, residency, self.inbox, self.said.put)
+        preparer = Preparer(line, residency, self.inbox, self.said.put)
         self._reading = threading.Thread(target=read, args=(self._worker, engine, line, self.said.put, lambda: PONG))
         self._reading.start()
         threading.Thread(target=preparer.run, daemon=True).start()
@@ -73,9 +78,9 @@ def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: Wire
     """A grammar that compiles for a minute does not have its worker killed as hung."""
     compiled = threading.Event()
 
-    def compile_slowly(payload: list[bytes]) -> Any:
+    def compile_slowly(core_request: bytes) -> Any:
         assert compiled.wait(DEADLINE_S)
-        return payload
+        return made(core_request)
 
     wired = wired_to(compile_slowly)
     wired.send(wire.AddRequest(request="slow", lease=1), b"")
@@ -88,7 +93,7 @@ def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: Wire
 
 def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
     """An abort never overtakes the request that it is about."""
-    wired = wired_to(lambda payload: payload)
+    wired = wired_to(made)
     wired.send(wire.AddRequest(request="r1", lease=1), b"")
     abort = wire.AbortRequests(requests=["r1"])
     wired.send(abort)
@@ -98,7 +103,7 @@ def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
 
 def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) -> None:
     """A step that hears late would abort a suspended request that has come back."""
-    wired = wired_to(lambda payload: payload)
+    wired = wired_to(made)
     for abort in (wire.AbortRequests(["back"], may_return=True), wire.AbortRequests(["gone"])):
         wired.send(abort)
         assert wired.inbox.get(timeout=DEADLINE_S) == abort
@@ -108,7 +113,7 @@ def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) 
 def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -> None:
     """Whatever vLLM raises, and whatever the payload holds: its client is told, and the worker reads on."""
 
-    def refuse(_payload: list[bytes]) -> Any:
+    def refuse(_core_request: bytes) -> Any:
         raise RuntimeError("no such grammar")
 
     wired = wired_to(refuse)
@@ -128,7 +133,7 @@ def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it
     def refuse(_request: Any) -> None:
         raise MoveRefused("r1", MoveRefusal.LORA_ABSENT)
 
-    wired = wired_to(lambda _payload: SimpleNamespace(request_id="r1"))
+    wired = wired_to(made)
     wired.send(wire.AddRequest(request="r1", lease=0, cause=7), b"")
     unable, nobody = cast("Any", SimpleNamespace(admit=refuse)), cast("Any", None)
     Requests(unable, nobody, nobody, wired.said.put).admit(wired.inbox.get(timeout=DEADLINE_S))
