@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire.spec import StepLimit
+from melld.migrate.snapshot import WARM_SUFFIX
 from melld.scheduler.steptimes import StepTimes
 from melld.scheduler.targets import Targets
 
@@ -88,7 +89,8 @@ class DueTimes:
 
     def _line_up(self, request: "Request") -> None:
         costs = self._times().costs
-        if costs is not None and not request.num_output_tokens and request not in self._arrived_s:
+        is_awaited = not request.num_output_tokens and not request.request_id.endswith(WARM_SUFFIX)
+        if costs is not None and is_awaited and request not in self._arrived_s:
             self._arrived_s[request] = request.arrival_time
             request.arrival_time += self._targets.first_token_s(costs.prompt_token_s * request.num_prompt_tokens)
         self._enqueue(request)
