@@ -261,6 +261,16 @@ def the_waiting_go_by_priority_and_then_by_arrival(engine: Any) -> None:
     assert [(one.priority, one.arrival_time) for one in line] == [(-1, 3.0), (0, 1.0), (0, 2.0), (1, 1.0)]
 
 
+def an_arrival_time_says_whose_turn_it_is_and_nothing_else(engine: Any) -> None:
+    from vllm.v1.engine import core
+
+    source = inspect.getsource(type(engine.scheduler))
+    uses = [line.strip() for line in source.splitlines() if "arrival_time" in line]
+    assert uses == ["key=lambda r: (r.priority, r.arrival_time),", "session.arrival_time = update.arrival_time"]
+    assert "arrival_time" not in inspect.getsource(core)
+    assert "self._enqueue_waiting_request(request)" in inspect.getsource(type(engine.scheduler).add_request)
+
+
 def nobody_is_pushed_out_for_one_that_waits(engine: Any) -> None:
     source = inspect.getsource(type(engine.scheduler).schedule)
     running, _, waiting = source.partition("# Next, schedule the WAITING requests.")
