@@ -163,7 +163,8 @@ class Play:
             readings = read_all(self.daemon.process.pid, status)
             for one in readings:
                 role = f"a worker that is {states[one.role]}" if one.role in states else f"the {one.role}"
-                self.memory[role].append((f"of 2^{math.ceil(math.log2(max(one.age_s, YOUNG_S)))} s", one.own_bytes))
+                age = f"of 2^{math.ceil(math.log2(max(one.age_s, YOUNG_S)))} s" if one.role in states else "of any age"
+                self.memory[role].append((age, one.own_bytes))
                 if role == READY and one.age_s > WARM_S:
                     self.lives[one.pid].append((one.at_s, float(one.own_bytes)))
             workers = ", ".join(sorted(states[one.role] for one in readings if one.role in states))
