@@ -163,6 +163,13 @@ def test_every_module_has_its_place() -> None:
     assert [name for name in modules() if row_of(name) is None] == []
 
 
+def test_a_room_and_a_module_can_be_looked_over() -> None:
+    """At most 20 files in a folder, and 300 lines in a file."""
+    crowded = [folder for folder in {path.parent for path in modules().values()} if len(list(folder.glob("*.py"))) > 20]
+    assert crowded == []
+    assert [name for name, path in modules().items() if len(path.read_text().splitlines()) > 300] == []
+
+
 @pytest.mark.parametrize("room", rooms("PWDVR"), ids=room_name)
 def test_a_module_imports_only_from_its_line_and_above(room: tuple[str, ...]) -> None:
     """What is decided never depends on what acts, so it can be tested, simulated and replayed without it."""

@@ -7,7 +7,7 @@ planned and not yet carried out.  Never decides, never records a command.
 """
 
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.ladder import Ladder
+from melld.scheduler.index import Ladder
 from melld.scheduler.policies.mell.bins import Bin, Item, halves
 from melld.scheduler.policies.mell.classes import TINY, WEIGHT_SIXTHS, L, Limits, M, S, SizeClass, T
 from melld.scheduler.state import Duty, Request, Worker
