@@ -5,6 +5,8 @@ import msgspec
 MEAN_OVER_TOKENS = 32
 """An answer's pace is judged over at least so many tokens: one chunk beside a short answer makes it no slow stream."""
 DEFAULT_ITL_S, DEFAULT_ITL_STEPS = 0.05, 2.0
+LATE_TIMES = 4.0
+"""A first token that can no longer come in time is due anew after so many times what it was given."""
 DIGITS = 9
 
 
@@ -45,6 +47,13 @@ class Targets(msgspec.Struct, frozen=True):
     def first_token_s(self, prefill_s: float) -> float:
         """Return how long a request may wait for its first token, its prompt's computing included."""
         return max(self.ttft_s, self.prefill_times * prefill_s)
+
+    def later_s(self, prefill_s: float) -> float:
+        """Return by how much later a first token is due anew that can no longer come in time.
+
+        Whoever is late goes behind those who can still be served in time, else all would be late.
+        """
+        return LATE_TIMES * self.first_token_s(prefill_s)
 
 
 def promised(itl_s: float | None, ttft_s: float, sheds: bool, attainment: float) -> Targets:

@@ -15,6 +15,7 @@ from melld.simulator.prompts import Prompts
 from melld.simulator.run import Run, RunState, SimulatedMove
 from melld.simulator.running import PREFILL_CHUNK_TOKENS, Running
 from melld.simulator.settings import SimulatorSettings
+from melld.simulator.turns import Turns
 
 SPARE_WORKERS = 16
 Ending = tuple[float, Run, int]
@@ -35,10 +36,10 @@ class SimulatedFleet:
         self._prefill_free_s: list[float] = []
         self._computes_s: list[float] = []  # from when on
         self._counts: list[int] = []
-        self._urgent_free_s: list[float] = []  # when the urgent prompts are done
         self.memory = SimulatedMemory(self.running, settings.capacity_bytes)
         self._moving = self.memory.moving
         self._prefill_s = settings.latency.prefill_s
+        self.turns = Turns(self.running, settings.latency, settings.targets)
         self._prompts = None if settings.targets is None else Prompts(settings.bytes_per_token)
         self._links = None if settings.link is None else SimulatedLinks(settings.link)
 
@@ -59,9 +60,10 @@ class SimulatedFleet:
             self.indexes[name] = index
             self.names.append(name)
             added.append((name, self.machine_of(index)))
-        for times_s in (self._prefill_free_s, self._computes_s, self._urgent_free_s):
+        for times_s in (self._prefill_free_s, self._computes_s):
             times_s.extend([0.0] * count)
         self._counts += [0] * count
+        self.turns.add_workers(count)
         self.running.add_workers(count)
         return added
 
@@ -96,6 +98,7 @@ class SimulatedFleet:
         seconds, first_s = prefill_s(run.prompt), free_s[index]
         if first_s < now_s:
             first_s = now_s
+            self.turns.free(index)
         first_s += seconds * running.stretch[index]
         free_s[index] = run.first_token_s = first_s
         if self._prompts is not None:
@@ -106,21 +109,9 @@ class SimulatedFleet:
         run.row = running.add(run, index, first_s)
         return first_s + (run.output - 1) / running.pace[index]
 
-    def hurry(self, run: Run, now_s: float) -> list[Run]:
-        """Let the prompt of an urgent request just placed go before those of others; return these: they end later."""
-        running, index = self.running, run.worker
-        seconds = self._prefill_s(run.prompt) * running.stretch[index]
-        first_s = max(now_s, self._computes_s[index], self._urgent_free_s[index]) + seconds
-        delayed = [one for one in running.prefilling(index, now_s) if not one.urgent]
-        if not delayed:
-            first_s = run.first_token_s
-        self._urgent_free_s[index] = run.first_token_s = running.since_s[run.row] = first_s
-        for one in delayed:
-            one.version += 1
-            running.since_s[one.row] += seconds
-            if one.first_token_s > now_s:
-                one.first_token_s += seconds
-        return delayed
+    def overtake(self, run: Run, now_s: float) -> list[Run]:
+        """Let the prompt of a request just placed take its turn; return those that end later for it."""
+        return self.turns.overtake(run, max(now_s, self._computes_s[run.worker]), now_s)
 
     def kv_bytes(self, run: Run) -> int:
         """Return the run's size, as last reported to the scheduler."""

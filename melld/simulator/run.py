@@ -44,9 +44,9 @@ class SimulatedMove(msgspec.Struct, eq=False, gc=False):
 class Run(msgspec.Struct, eq=False, gc=False):
     """A simulated request.  `row`: its row in `Running` once placed; `worker`: the index of its worker.
 
-    `urgent`: of high priority: its prompt goes before those of others.  `version` changes whenever its expected end
-    does.  A struct without garbage collection, because there is one per request and nothing that it refers to refers
-    back.
+    `turn`: its prompt goes before those with later ones: (False: urgent; when its first token is due).  `version`
+    changes whenever its expected end does.  A struct without garbage collection, because there is one per request and
+    nothing that it refers to refers back.
     """
 
     id: RequestId
@@ -54,7 +54,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
     prompt: int
     output: int
     prompt_bytes: int
-    urgent: bool = False
+    turn: tuple[bool, float] = (True, 0.0)
     row: int = -1
     worker: int = -1
     version: int = 0

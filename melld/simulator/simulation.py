@@ -135,9 +135,8 @@ class Simulation:
     def _arrive(self, index: int) -> None:
         workload, request = self.workload, RequestId(f"r{index}")
         prompt_tokens, prompt_bytes = workload.prompt_tokens[index], self._prompt_bytes[index]
-        self._runs[request] = Run(request, index, prompt_tokens, workload.output_tokens[index], prompt_bytes)
-        if self._priority[index] < 0:
-            self._runs[request].urgent = True
+        turn = self._priority[index] >= 0, self.fleet.turns.due_s(prompt_tokens, self.now_s)
+        self._runs[request] = Run(request, index, prompt_tokens, workload.output_tokens[index], prompt_bytes, turn)
         self.handle(RequestArrived(self.now_s, request, prompt_bytes, prompt_tokens, self._priority[index]))
 
     def _finish(self, run: Run, version: int) -> None:
@@ -246,7 +245,7 @@ class Simulation:
         run.become(RUNNING)
         run.placed_s = now_s
         end_s = self.fleet.place(run, command.worker, now_s)
-        if run.urgent and (delayed := self.fleet.hurry(run, now_s)):
+        if delayed := self.fleet.overtake(run, now_s):
             for one in (run, *delayed):
                 self.expect_end(one)
             return

@@ -45,7 +45,7 @@ async def test_a_worker_behind_an_agent_is_a_worker(demo_model: Path) -> None:
     async with site(demo_model) as at:
         machine, agent = await at.join()
         worker = await at.ready_worker(machine)
-        worker.send(wire.Ping())
+        worker.send(wire.Ping(time.monotonic()))
         await at.until("w0 Pong")
         worker.kill()
         assert await at.until("w0 ended") == "ended by SIGKILL (by melld) (its own)"
@@ -145,7 +145,7 @@ def test_a_daemon_that_was_held_up_loses_no_machine(demo_model: Path, monkeypatc
             killed, other = await at.ready_worker(machine), await at.ready_worker(machine, "w1")
             killed.kill()
             time.sleep(3 * SILENCE_S)  # noqa: ASYNC251  this is the fault
-            other.send(wire.Ping())
+            other.send(wire.Ping(time.monotonic()))
             await at.until("w1 Pong")
             assert await at.until("w0 ended") == "ended by SIGKILL (by melld) (its own)"
             assert machine.why_lost is None
@@ -175,9 +175,9 @@ async def test_a_worker_that_reads_nothing_is_killed_and_its_neighbour_is_not(de
         machine, _ = await at.join(devices=2)
         frozen, other = await at.ready_worker(machine), await at.ready_worker(machine, "w1")
         os.kill(frozen.pid, signal.SIGSTOP)
-        frozen.send(wire.Ping(), [UNREAD])
+        frozen.send(wire.Ping(time.monotonic()), [UNREAD])
         assert await at.until("w0 ended") == "ended by SIGKILL (by melld) (from outside)"
-        other.send(wire.Ping())
+        other.send(wire.Ping(time.monotonic()))
         await at.until("w1 Pong")
         assert machine.why_lost is None
 
@@ -188,7 +188,7 @@ async def test_a_long_message_arrives_whole(demo_model: Path) -> None:
         machine, _ = await at.join()
         worker = await at.ready_worker(machine)
         worker.send(wire.AbortRequests(["nobody"]), [UNREAD, UNREAD])
-        worker.send(wire.Ping())
+        worker.send(wire.Ping(time.monotonic()))
         await at.until("w0 Pong")
 
 

@@ -8,6 +8,7 @@ its machine is silent                     not judged: `[cluster] silence_s` deci
 """
 
 import logging
+import time
 from collections.abc import Collection
 
 from melld.config import HealthConfig
@@ -62,7 +63,7 @@ class HungWorkers:
             _kill(place, process, f"a rank of it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s")
         else:
             place.unanswered += 1
-            process.send(wire.Ping())
+            process.send(wire.Ping(time.monotonic()))
 
     def _why_loads_no_more(self, process: WorkerProcess) -> str:
         seen, doing = process.look("all"), process.doing or "starting"

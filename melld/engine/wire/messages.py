@@ -124,7 +124,9 @@ class Wake(Message, frozen=True, tag=True):
 
 
 class Ping(Message, frozen=True, tag=True):
-    """Ask whether the worker gets on.  An I/O thread answers with a `Pong`."""
+    """Ask whether the worker gets on.  An I/O thread answers with a `Pong`.  `at_s`: the daemon's monotonic clock."""
+
+    at_s: float
 
 
 class StopWorker(Message, frozen=True, tag=True):

@@ -50,7 +50,8 @@ class Parts:
         self.lent = lent = LentBlocks(engine, arena, memory, epochs) if arena and memory else None
         residency = Residency(engine, epochs, lent.map.trials if lent is not None else ())
         ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
-        self.budget = budget = StepBudget(engine, spec.step_limit, spec.ttft_s, lambda: len(residency.expected), ages)
+        expected, clock = (lambda: len(residency.expected)), self.pulse.daemon_s
+        self.budget = budget = StepBudget(engine, spec.step_limit, spec.ttft_s, expected, ages, clock)
         self.links = links = Links(self.shared, spec.copy_rules, residency, self.inbox.put, say)
         self.moves = Moves(residency, links, book, say)
         blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)

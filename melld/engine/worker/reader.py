@@ -28,20 +28,26 @@ Received = tuple[Any, list[bytes]]
 
 
 class Pulse:
-    """How long the engine's step runs already, for the answer to a ping even if the engine hangs.
+    """How long the engine's step runs already, for the answer to a ping even if the engine hangs; the daemon's time.
 
-    The engine thread writes one number and the reader thread reads it; each read and write is atomic.
+    Each number is written by one thread, the engine's or the reader's, and read by the other; both are atomic.
     """
 
     def __init__(self) -> None:
         self._began_s = 0.0
+        self._ahead_s = 0.0  # of the daemon's clock, which is that of another machine where this worker runs on one
 
     def in_step(self, began_s: float) -> None:
         """Record the start time of a step, or 0.0 at its end."""
         self._began_s = began_s
 
-    def pong(self) -> wire.Pong:
+    def daemon_s(self) -> float:
+        """Return the time by the daemon's monotonic clock, as its last ping told it."""
+        return time.monotonic() - self._ahead_s
+
+    def pong(self, ping: wire.Ping) -> wire.Pong:
         """Return the answer to a ping."""
+        self._ahead_s = time.monotonic() - ping.at_s
         began_s = self._began_s
         return wire.Pong(time.monotonic() - began_s if began_s else 0.0)
 
@@ -51,14 +57,14 @@ def read(
     engine: "EngineCore",
     line: "queue.SimpleQueue[Received]",
     answer: Callable[[msgspec.Struct], None],
-    pong: Callable[[], wire.Pong],
+    pong: Callable[[wire.Ping], wire.Pong],
 ) -> None:
     """Put messages on `line` in order, and answer pings, until the daemon closes the socket; then exit."""
     frames = FrameDecoder(wire.ToWorker)
     while data := connection.recv(READ_BYTES):
         for message, payload in frames.feed(data):
             if isinstance(message, wire.Ping):
-                answer(pong())
+                answer(pong(message))
                 continue
             if isinstance(message, wire.AbortRequests) and not message.may_return:
                 # Also tell the running step, so that it need not compute this output.  If no step runs, the next one

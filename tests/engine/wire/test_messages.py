@@ -14,7 +14,7 @@ PAYLOADS = st.lists(st.binary(max_size=200), max_size=4)
 MESSAGES = st.one_of(
     st.builds(wire.AddRequest, request=st.text(max_size=20), lease=st.integers(0, 2**31)),
     st.builds(wire.AbortRequests, requests=st.lists(st.text(max_size=5), max_size=3)),
-    st.just(wire.Ping()),
+    st.just(wire.Ping(1.5)),
 )
 
 

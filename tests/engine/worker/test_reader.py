@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import pytest
 from melld.engine.wire import messages as wire
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
-from melld.engine.worker.reader import read
+from melld.engine.worker.reader import Pulse, read
 from melld.engine.worker.requests import Admitted, ReadyToResume, Requests
 from melld.engine.worker.writer import write_frame
 from melld.ids import NO_EVENT
@@ -47,7 +48,9 @@ class Wired:
         residency: Any = SimpleNamespace(prepare=prepare, complete=lambda arrival, _tokens: arrival)
         line: queue.SimpleQueue[Any] = queue.SimpleQueue()
         preparer = Preparer(line, residency, self.inbox, self.said.put)
-        self._reading = threading.Thread(target=read, args=(self._worker, engine, line, self.said.put, lambda: PONG))
+        self.pulse = Pulse()
+        told = self._worker, engine, line, self.said.put, self.pulse.pong
+        self._reading = threading.Thread(target=read, args=told)
         self._reading.start()
         threading.Thread(target=preparer.run, daemon=True).start()
 
@@ -84,11 +87,20 @@ def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: Wire
 
     wired = wired_to(compile_slowly)
     wired.send(wire.AddRequest(request="slow", lease=1), b"")
-    wired.send(wire.Ping())
+    wired.send(wire.Ping(time.monotonic()))
     assert wired.said.get(timeout=DEADLINE_S) == PONG
     assert wired.inbox.empty()
     compiled.set()
     assert isinstance(wired.inbox.get(timeout=DEADLINE_S), Admitted)
+
+
+def test_a_worker_knows_the_daemons_time(wired_to: WireUp) -> None:
+    """Also on another machine, whose monotonic clock is any other: arrivals are told by the daemon's."""
+    wired, begun_s, daemon_s = wired_to(made), time.monotonic(), 1e6
+    wired.send(wire.Ping(daemon_s))
+    assert wired.said.get(timeout=DEADLINE_S) == PONG
+    now_s = wired.pulse.daemon_s()
+    assert daemon_s <= now_s <= daemon_s + time.monotonic() - begun_s
 
 
 def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:

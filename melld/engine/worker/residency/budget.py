@@ -17,7 +17,7 @@ import collections
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from melld.engine.wire.spec import StepLimit
@@ -65,35 +65,62 @@ class Ages:
                 line.add_request(request)
 
 
+class Awaited(NamedTuple):
+    """A request without a first token: when it came; how long its prompt takes; whether that token may be in time."""
+
+    arrived_s: float
+    prompt_s: float
+    may_be_in_time: bool = True
+
+
 class DueTimes:
     """When the first tokens of an engine's requests are due, which its line goes by among requests of one priority.
 
     vLLM's line goes by their arrival, so that a short question waits until the book before it is read.  Where first
-    come, first served is in time for all, so is whoever is due first; `arrival_time` says that until the first token,
-    and afterwards again who came last, whom vLLM preempts.  `ttft_s`, `times`: the target, and what prompts take.
+    come, first served is in time for all, so is whoever is due first; where it is not, those who are late wait for
+    those who can be in time (`Targets.later_s`).  `arrival_time` says that until the first token, and afterwards again
+    who came last, whom vLLM preempts.  `ttft_s`: the target.  `clock`: the one that arrivals are told by.
     """
 
-    def __init__(self, scheduler: "Scheduler", ttft_s: float, times: Callable[[], StepTimes]) -> None:
-        self._targets = Targets(ttft_s=ttft_s)
+    def __init__(
+        self, scheduler: "Scheduler", ttft_s: float, times: Callable[[], StepTimes], clock: Callable[[], float]
+    ) -> None:
         self._times = times
-        self._arrived_s: weakref.WeakKeyDictionary[Request, float] = weakref.WeakKeyDictionary()
+        self._scheduler: Any = scheduler
+        self._targets = Targets(ttft_s=ttft_s)
+        self._clock = clock
+        self._awaited: weakref.WeakKeyDictionary[Request, Awaited] = weakref.WeakKeyDictionary()
         self._enqueue = scheduler._enqueue_waiting_request  # noqa: SLF001
         scheduler._enqueue_waiting_request = self._line_up  # noqa: SLF001
 
-    def met(self, running: "Iterable[Request]") -> None:
-        """Note the first tokens of these requests; call it before each step."""
-        if self._arrived_s:
-            for request in running:
-                if not request.is_prefill_chunk and (arrived_s := self._arrived_s.pop(request, None)) is not None:
-                    request.arrival_time = arrived_s
+    def look(self) -> None:
+        """Note first tokens that have come, and those that will be late; call it before each step."""
+        if self._awaited:
+            for request in self._scheduler.running:
+                if not request.is_prefill_chunk and (awaited := self._awaited.pop(request, None)) is not None:
+                    request.arrival_time = awaited.arrived_s
+            line, now_s = self._scheduler.waiting, self._clock()
+            while line and self._is_late(line.peek_request(), now_s):
+                line.add_request(self._put_off(line.pop_request()))
 
     def _line_up(self, request: "Request") -> None:
         costs = self._times().costs
         is_awaited = not request.num_output_tokens and not request.request_id.endswith(WARM_SUFFIX)
-        if costs is not None and is_awaited and request not in self._arrived_s:
-            self._arrived_s[request] = request.arrival_time
-            request.arrival_time += self._targets.first_token_s(costs.prompt_token_s * request.num_prompt_tokens)
+        if costs is not None and is_awaited and request not in self._awaited:
+            prompt_s = costs.prompt_token_s * request.num_prompt_tokens
+            self._awaited[request] = Awaited(request.arrival_time, prompt_s)
+            request.arrival_time += self._targets.first_token_s(prompt_s)
         self._enqueue(request)
+
+    def _is_late(self, request: "Request", now_s: float) -> bool:
+        awaited = self._awaited.get(request)
+        return awaited is not None and awaited.may_be_in_time and now_s + awaited.prompt_s > request.arrival_time
+
+    def _put_off(self, request: "Request") -> "Request":
+        awaited = self._awaited[request]
+        self._awaited[request] = awaited._replace(may_be_in_time=False)
+        request.arrival_time += self._targets.later_s(awaited.prompt_s)
+        return request
 
 
 class StepCounts(NamedTuple):
@@ -107,17 +134,23 @@ class StepBudget:
     """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
 
     `ttft_s`: the target of first tokens.  `expected` returns how many requests have a reservation here: they may go on
-    at any moment.  `ages` looks at those that wait before each step.
+    at any moment.  `ages` looks at those that wait before each step.  `clock`: the one that arrivals are told by.
     """
 
     def __init__(
-        self, engine: "EngineCore", limit: StepLimit | None, ttft_s: float, expected: Callable[[], int], ages: Ages
+        self,
+        engine: "EngineCore",
+        limit: StepLimit | None,
+        ttft_s: float,
+        expected: Callable[[], int],
+        ages: Ages,
+        clock: Callable[[], float],
     ) -> None:
         self.limit = limit
         self._ages = ages
         self.times = StepTimes()
         self._scheduler: Any = engine.scheduler
-        self._due = DueTimes(self._scheduler, ttft_s, lambda: self.times)
+        self._due = DueTimes(self._scheduler, ttft_s, lambda: self.times, clock)
         self._expected = expected
         self._config = config = self._scheduler.scheduler_config
         self._most_tokens = int(self._scheduler.max_num_scheduled_tokens)
@@ -162,9 +195,9 @@ class StepBudget:
 
     def _prepare(self) -> None:
         """Put decodes first, then prompts by priority and when they are due, and set the limits of the step."""
+        self._due.look()
         self._ages.look()
         scheduler = self._scheduler
-        self._due.met(scheduler.running)
         prompts = [request for request in scheduler.running if request.is_prefill_chunk]
         if prompts:
             decoding = [request for request in scheduler.running if not request.is_prefill_chunk]

@@ -17,7 +17,7 @@ from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.policies.slo.answers import Answers
-from melld.scheduler.policies.slo.load import MEMORY_S, Loads
+from melld.scheduler.policies.slo.load import MEMORY_S, Loads, Turn
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.state import Request, Worker
 from melld.scheduler.targets import Targets
@@ -94,9 +94,9 @@ class Dispatch:
         """Return the best of the able workers, with its cost."""
         packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.roster.largest_capacity_bytes
         if prompt.by_worker_s and able:
-            least_s = min(self._first_s(worker, prompt) for worker, _ in able)
-            soon_s = least_s + max(SOON_S, SOON_PART * least_s)
-            able = [one for one in able if self._first_s(one[0], prompt) <= soon_s]
+            first_s = {worker.id: self._first_s(request, worker, prompt) for worker, _ in able}
+            least_s = min(first_s.values())
+            able = [one for one in able if first_s[one[0].id] <= least_s + max(SOON_S, SOON_PART * least_s)]
 
         def rank(one: tuple[Worker, float]) -> tuple[bool, float]:
             worker, cost = one
@@ -115,8 +115,7 @@ class Dispatch:
         """Return True if the worker has room, and the first token comes well in time there."""
         if not self._cluster.fits(worker, request.kv_bytes):
             return False
-        first_s = self._ttft_s(request, worker, prompt.left_s(worker))
-        return first_s <= TTFT_PART * self._targets.first_token_s(prompt.alone_s)
+        return self._near(request, worker, prompt) <= TTFT_PART
 
     def least_missed(self, request: Request, prompt: Prompt) -> tuple[float, Worker | None]:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
@@ -142,10 +141,11 @@ class Dispatch:
         """Return the time between tokens to plan for, if any."""
         return self._targets.aimed_pace_s(self._steps.lone_step_s())
 
-    def placed(self, request: Request, worker: Worker, prefill_s: float) -> None:
-        """Note that the worker has accepted the request's prompt."""
-        now_s = self._cluster.now_s
-        self.loads.of(worker, now_s).accept(request.id, prefill_s, now_s, request.urgent)
+    def placing(self, request: Request, worker: Worker, prompt: Prompt) -> None:
+        """Note that the worker accepts the request's prompt now."""
+        now_s, turn = self._cluster.now_s, self._turn(request, prompt)
+        later_s = 0.0 if has_begun(request) else self._targets.later_s(prompt.alone_s)
+        self.loads.of(worker, now_s).accept(request.id, prompt.left_s(worker), now_s, turn, later_s)
 
     def moved(self, request: RequestId, source: Worker, destination: Worker) -> None:
         """Note that the request runs on the destination now, with the delay that it had on the source."""
@@ -163,11 +163,6 @@ class Dispatch:
         active = self._cluster.active.values()
         return sum(worker.used_bytes for worker in active) / max(sum(worker.count for worker in active), 1)
 
-    def _first_s(self, worker: Worker, prompt: Prompt) -> float:
-        """Return in what time the worker would have computed the prompt."""
-        now_s = self._cluster.now_s
-        return self.loads.of(worker, now_s).backlog_s(now_s) + prompt.left_s(worker)
-
     def _cost(self, request: Request, worker: Worker, prompt: Prompt) -> float | None:
         """Return what the request costs on the worker, or None if the worker is not able."""
         outlook, enough_s = self._packing.outlook, self._packing.settings.dispatch_life_s
@@ -176,8 +171,8 @@ class Dispatch:
         if worker.count and outlook.life_s(worker, request.kv_bytes, 1) < enough_s:
             return None
         prefill_s = prompt.left_s(worker)
-        near = self._ttft_s(request, worker, prefill_s) / self._targets.first_token_s(prompt.alone_s)
-        if near > TTFT_PART:
+        near = self._near(request, worker, prompt)
+        if near > TTFT_PART or self._made_late(request, worker, prompt):
             return None
         if (itl_s := self.pace_s()) is None:
             return near
@@ -209,18 +204,31 @@ class Dispatch:
 
     def _missed(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
-        prefill_s = prompt.left_s(worker)
-        late = self._ttft_s(request, worker, prefill_s) > self._targets.first_token_s(prompt.alone_s)
+        late = (self._near(request, worker, prompt) > 1.0) + self._made_late(request, worker, prompt)
         if (itl_s := self.pace_s()) is None:
             return float(late)
-        slow = self._itl_s(worker, request.kv_bytes, prefill_s) / itl_s - 1.0
+        slow = self._itl_s(worker, request.kv_bytes, prompt.left_s(worker)) / itl_s - 1.0
         return late + (worker.count + 1) * min(1.0, max(0.0, 2.0 * slow))
 
-    def _ttft_s(self, request: Request, worker: Worker, prefill_s: float) -> float:
-        """Return when the first token should come, from the arrival on; from now on for one that has run before."""
-        now_s = self._cluster.now_s
-        waited_s = 0.0 if has_begun(request) else now_s - request.arrived_s
-        return waited_s + self.loads.of(worker, now_s).backlog_s(now_s, request.urgent) + prefill_s
+    def _near(self, request: Request, worker: Worker, prompt: Prompt) -> float:
+        """Return the part of the time until its first token that the request should use; since its arrival, if new."""
+        waited_s = 0.0 if has_begun(request) else self._cluster.now_s - request.arrived_s
+        return (waited_s + self._first_s(request, worker, prompt)) / self._targets.first_token_s(prompt.alone_s)
+
+    def _first_s(self, request: Request, worker: Worker, prompt: Prompt) -> float:
+        """Return in what time the worker would have computed the prompt."""
+        now_s, turn = self._cluster.now_s, self._turn(request, prompt)
+        return self.loads.of(worker, now_s).ahead_s(turn, now_s) + prompt.left_s(worker)
+
+    def _made_late(self, request: Request, worker: Worker, prompt: Prompt) -> int:
+        """Return how many of the worker's first tokens would miss their target behind the prompt."""
+        now_s, turn = self._cluster.now_s, self._turn(request, prompt)
+        return self.loads.of(worker, now_s).made_late(turn, prompt.left_s(worker), now_s)
+
+    def _turn(self, request: Request, prompt: Prompt) -> Turn:
+        """Return the prompt's turn among those of a worker, as `engine.worker.residency.budget` has it."""
+        due_s = 0.0 if has_begun(request) else self._targets.first_token_s(prompt.alone_s)
+        return not request.urgent, request.arrived_s + due_s
 
     def _itl_s(self, worker: Worker, kv_bytes: int, prefill_s: float) -> float:
         """Return the predicted time between tokens with one more request."""

@@ -65,11 +65,10 @@ class MellSlo(MellPlus):
         worker = prefiller or self._chosen(request, prompt, reason)
         if worker is None:
             return False
-        self.cluster.assign(request, worker, reason)
         if is_new:
-            prefill_s = prompt.left_s(worker)
-            self.demand.accept(prefill_s, request.kv_bytes)
-            self.dispatch.placed(request, worker, prefill_s)
+            self.demand.accept(prompt.left_s(worker), request.kv_bytes)
+            self.dispatch.placing(request, worker, prompt)
+        self.cluster.assign(request, worker, reason)
         if prefiller is not None and self.roles.is_due(request, prefiller):
             self._hand_over(request, after_first_token=True)
         return True

@@ -208,7 +208,7 @@ class Worker:
         self.takes = 0
         self.ahead_s = 0.0
         ages = Ages(self.engine.scheduler, 60.0, lambda: time.monotonic() + self.ahead_s)
-        self.budget = StepBudget(self.engine, None, TTFT_S, lambda: len(self.residency.expected), ages)
+        self.budget = StepBudget(self.engine, None, TTFT_S, lambda: len(self.residency.expected), ages, time.time)
         self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}

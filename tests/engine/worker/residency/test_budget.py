@@ -158,16 +158,31 @@ def test_a_question_does_not_wait_until_a_book_is_read(pair: Pair) -> None:
 
 
 def test_a_book_is_read_in_its_time(pair: Pair) -> None:
-    """Questions overtake it only as long as it is not due before them."""
+    """Others overtake it only as long as it is not due before them, or if it is late: then it is the next."""
     pair.there("aim", *SLOW)
-    options = {"arrival_time": time.time() - 60.0, "cache_salt": "book"}
+    for name, waited_s, is_first in (("book", 30.0, True), ("late book", 50.0, False)):
+        options = {"arrival_time": time.time() - waited_s, "cache_salt": name}
+        pair.there("add", name, list(LONG.prompt), LONG.params, options)
+        book = pair.live[name] = Running(LONG, name, pair.there)
+        other, answered = pair.start(OTHER, pair.there), []
+        while len(answered) < 2:
+            pair.step()
+            answered += [one for one in (book, other) if one.answer.tokens and one not in answered]
+        assert answered == [book, other] if is_first else [other, book]
+        pair.finish(book, other)
+
+
+def test_a_late_book_is_not_read_last(pair: Pair) -> None:
+    """It is due anew: what comes after that waits for it."""
+    pair.there("aim", *SLOW)
+    options = {"arrival_time": time.time() - 1000.0, "cache_salt": "book"}
     pair.there("add", "book", list(LONG.prompt), LONG.params, options)
     book = pair.live["book"] = Running(LONG, "book", pair.there)
-    questions = [pair.start(GREEDY, pair.there) for _ in range(2)]
+    others = [pair.start(OTHER, pair.there) for _ in range(2)]
     while not book.answer.tokens:
         pair.step()
-        assert not any(question.answer.tokens for question in questions) or book.answer.tokens
-    pair.finish(book, *questions)
+        assert not any(other.answer.tokens for other in others) or book.answer.tokens
+    pair.finish(book, *others)
 
 
 def test_what_was_read_is_kept_before_what_came_later(pair: Pair) -> None:

@@ -35,11 +35,13 @@ def learn(scheduler: Scheduler, base_s: float, decode_s: float, byte_s: float = 
         scheduler.policy.steps.observe(Worker("like the mean", 1000, 64, 0, 1), pace)
 
 
-def busy(scheduler: Scheduler, worker: str, prompt_s: float, name: str = "x") -> None:
-    """The worker has just accepted a prompt."""
+def busy(
+    scheduler: Scheduler, worker: str, prompt_s: float, name: str = "x", *, due_s: float = 0.0, urgent: bool = False
+) -> None:
+    """The worker has just accepted a prompt, whose first token is due before all others."""
     cluster = scheduler.cluster
-    request = cluster.requests.get(RequestId(name)) or Request(RequestId(name), 1, 0, 0)
-    scheduler.policy.dispatch.placed(request, cluster.workers[worker], prompt_s)
+    load = scheduler.policy.dispatch.loads.of(cluster.workers[worker], cluster.now_s)
+    load.accept(RequestId(name), prompt_s, cluster.now_s, (not urgent, due_s), 0.0)
 
 
 def make_urgent(scheduler: Scheduler, *names: str) -> None:
@@ -92,6 +94,15 @@ def test_a_first_token_must_come_well_in_time(
         scheduler = laid_out({"a": 10}, itl_s=itl_s)
         busy(scheduler, "w0", backlog_s + LONGEST_S - 1.0 + more_s)
         assert able(scheduler, newcomer(10, 10.0 - waited_s), Prompt(prompt_s, {})) == chosen
+
+
+def test_a_question_does_not_count_the_book_that_it_overtakes() -> None:
+    """The book is due later, so the worker computes it later; nobody is overtaken who would be late for it."""
+    for due_s, chosen in ((90.0, "w0"), (10.0 + 30.3, "w0"), (10.0 + 30.1, None), (10.5, None)):
+        scheduler = laid_out({"a": 10})
+        busy(scheduler, "w0", 30.0, due_s=due_s)
+        assert able(scheduler, None, Prompt(0.2, {})) == chosen, due_s
+    assert scheduler.policy.dispatch.least_missed(newcomer(), Prompt(0.2, {}))[0] == 1.0
 
 
 def test_who_has_begun_does_not_count_what_it_waited() -> None:
@@ -308,7 +319,7 @@ def test_an_urgent_request_joins_urgent_ones_unless_it_waits_for_their_prompts()
     urgent = newcomer()
     urgent.priority = -1
     for prompt_s, chosen in ((0.1, "w1"), (0.2, "w0")):
-        scheduler.policy.dispatch.placed(urgent, scheduler.cluster.workers["w1"], prompt_s)
+        busy(scheduler, "w1", prompt_s, urgent=True)
         assert able(scheduler, urgent) == chosen
 
 
@@ -332,5 +343,5 @@ def test_the_prompt_of_an_urgent_request_waits_for_urgent_ones_alone() -> None:
     urgent = newcomer()
     urgent.priority = -1
     assert able(scheduler, urgent) == "w0"
-    scheduler.policy.dispatch.placed(urgent, scheduler.cluster.workers["w0"], LONGEST_S + 1.0)
+    busy(scheduler, "w0", LONGEST_S + 1.0, urgent=True)
     assert able(scheduler, urgent) is None
