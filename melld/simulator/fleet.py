@@ -11,11 +11,10 @@ from melld.migrate.snapshot import Via
 from melld.scheduler.events import WorkerPace
 from melld.simulator.links import SimulatedLinks
 from melld.simulator.memory import SimulatedMemory
-from melld.simulator.prompts import Prompts
+from melld.simulator.prompts import Prompts, Turns
 from melld.simulator.run import Run, RunState, SimulatedMove
 from melld.simulator.running import PREFILL_CHUNK_TOKENS, Running
 from melld.simulator.settings import SimulatorSettings
-from melld.simulator.turns import Turns
 
 SPARE_WORKERS = 16
 Ending = tuple[float, Run, int]
