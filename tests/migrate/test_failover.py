@@ -78,7 +78,8 @@ def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
         asking.start()
         its = bench.operator.wait_request(lambda found: found["request"] != one["request"] and found["output_tokens"])
         if its["worker"] == home:
-            bench.operator.migrate(one["request"], other, None)
+            while bench.operator.migrate(one["request"], other, None)["outcome"] != "committed":
+                continue
             home, other = other, home
         fault = bench.faults / f"{home}.resumed.{name}"
         fault.touch()

@@ -1,5 +1,6 @@
 """What a running daemon opens to others: its API's port, and nothing else."""
 
+import contextlib
 from pathlib import Path
 
 from tests.serve.daemon_process import DaemonProcess
@@ -21,9 +22,10 @@ def listeners_of(pid: int) -> list[str]:
 
 def family_of(pid: int) -> list[int]:
     """A process and all that descend from it."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            children += map(int, (task / "children").read_text().split())
     return [pid, *(one for child in children for one in family_of(child))]
 
 
