@@ -59,6 +59,7 @@ CONSTANTS = (
     "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
     "feedback.FIRST_CAUTION", "feedback.MOST_SURE", "feedback.SURE_DOWN", "idle.MARGIN",
     "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED", "models.LONG_TIMES",
+    "targets.LATE_TIMES",
 )  # fmt: skip
 MOST_PREEMPTIONS = 3
 Row = tuple[str, str, int]
@@ -241,7 +242,7 @@ def constants_table(traces: pathlib.Path) -> str:
     ]
     for constant in CONSTANTS:
         module_name, name = constant.split(".")
-        package = "melld.scheduler" if module_name == "idle" else "melld.scheduler.policies.slo"
+        package = "melld.scheduler" if module_name in {"idle", "targets"} else "melld.scheduler.policies.slo"
         module = importlib.import_module(f"{package}.{module_name}")
         value, cells = getattr(module, name), []
         for times in (0.75, 1.25):

@@ -9,7 +9,7 @@ from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
 PLACEMENTS, ENDED = 100, 200
 LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 60.0
 """Most: what a GPU costs that a service without such a reckoning keeps for a minute, or more where `WORTH` says so."""
-WORTH = 2.0
+WORTH = 2.5
 """What a promise kept is worth: so many times the GPU-seconds that a request served in time takes."""
 PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 """For each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
