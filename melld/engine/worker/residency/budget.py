@@ -9,8 +9,8 @@ request that has just arrived by a move waits until that prompt ends.
                                                          scheduler_config.long_prefill_token_threshold
 
 The chunk is what the target leaves beside the decodes, and without a target all that vLLM allows.  Where nobody would
-wait for the step, prompts get all.  The first step of an arrival, whose client has waited for it already, is no longer
-than its decodes: each prompt gets one token.
+wait for the step, whoever comes meanwhile would: it takes a part of a first token's time.  The first step of an
+arrival, whose client has waited for it already, is no longer than its decodes: each prompt gets one token.
 """
 
 import collections
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 FIRST = -1_000
 """More urgent than any client may be."""
 LOOK_S = 1.0
+PROMPTS_PART = 0.25
+"""Part of the target of first tokens that a step of prompts alone may take: who comes meanwhile waits for its end."""
 
 
 class Ages:
@@ -147,6 +149,7 @@ class StepBudget:
         clock: Callable[[], float],
     ) -> None:
         self.limit = limit
+        self._prompts_s = PROMPTS_PART * ttft_s
         self._ages = ages
         self.times = StepTimes()
         self._scheduler: Any = engine.scheduler
@@ -221,8 +224,10 @@ class StepBudget:
         news, self._arrived = arrived - self._arrived, arrived
         streams = decodes + len(arrived)
         targeted = None
-        if self.limit is not None and (streams or self._expected()) and (costs := self.times.costs) is not None:
+        if self.limit is not None and (costs := self.times.costs) is not None:
             limit_s = max(self.limit.seconds, self.limit.lone_steps * costs.step_s(1.0))
+            if not streams and not self._expected():
+                limit_s = max(limit_s, self._prompts_s)
             targeted = self.times.prompt_tokens_within(limit_s, streams)
         if targeted is None and not holding and not urgent:
             self._limit(most, self._own_chunk)

@@ -70,7 +70,7 @@ def test_without_a_target_a_prompt_loses_only_what_others_decode(pair: Pair) -> 
 
 
 def test_prompts_get_what_the_target_leaves(pair: Pair) -> None:
-    """Beside one decode (60 - 30 - 1) ms, at 0.25 ms a token; when nobody decodes, all that vLLM allows."""
+    """Beside one decode (60 - 30 - 1) ms, at 0.25 ms a token; when nobody decodes, twice of what was seen."""
     expected = pair.all_unmoved([GREEDY, LONG, OTHER])
     pair.there("aim", *TARGET)
     decoding = pair.start(GREEDY, pair.there)
@@ -85,8 +85,19 @@ def test_prompts_get_what_the_target_leaves(pair: Pair) -> None:
     alone = pair.start(OTHER, pair.there)
     pair.there("take_counts")
     pair.step(2)
-    assert pair.there("take_counts") == [(0, 256), (0, 256)]
+    assert pair.there("take_counts") == [(0, 240), (0, 240)]
     pair.finish(alone)
+
+
+def test_a_step_of_prompts_alone_ends_soon(pair: Pair) -> None:
+    """Whoever comes meanwhile waits for its end: half a second, a quarter of the target, at 30 ms and 5 ms a token."""
+    pair.there("aim", 0.06, 0.03, 0.001, 0.005)
+    prompt = pair.start(LONG, pair.there)
+    pair.there("take_counts")
+    pair.step(3)
+    steps_ms = [30 + 5 * tokens for _, tokens in pair.there("take_counts")]
+    assert [490 <= step_ms <= 500 for step_ms in steps_ms] == [True] * 3, steps_ms
+    pair.finish(prompt)
 
 
 def test_a_target_that_is_too_tight_still_lets_prompts_end(pair: Pair) -> None:
