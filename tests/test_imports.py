@@ -56,7 +56,8 @@ aiohttp asyncio logging multiprocessing os pynvml selectors signal socket subpro
 vllm zmq
 """
 IMPURE = frozenset(IMPURE_TEXT.split())
-HEAVY = frozenset({"torch", "transformers", "vllm", "ray"})
+HEAVY = frozenset({"torch", "transformers", "vllm", "ray", "cryptography", "grpc"})
+"""Slow to load, or of an extra that the core does without."""
 
 
 class Import(NamedTuple):

@@ -8,10 +8,6 @@ import os
 import ssl
 from typing import NamedTuple
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
 BEGIN, END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
 
 
@@ -23,7 +19,11 @@ class Certificate(NamedTuple):
 
 
 def make_certificate() -> Certificate:
-    """Make a key, which never leaves this process's memory, and its certificate."""
+    """Make a key, which never leaves this process's memory, and its certificate.  Needs `melld[cluster]`."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "melld")])
     made = (
