@@ -5,8 +5,6 @@ The kernel reads wherever the device can read: its own memory, or a peer's over 
     grid: (pair of blocks, chunk of a block, part of a chunk);  each program moves `WORDS` words of 16 bytes' alignment
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -27,16 +25,16 @@ WORDS_PER_PROGRAM = 2048  # of 8 bytes: 16 KiB
         "destination_offsets",
     ],
 )
-def _copy_chunks(
-    source: Any,
-    destination: Any,
-    source_blocks: Any,
-    destination_blocks: Any,
-    source_offsets: Any,
-    destination_offsets: Any,
-    source_stride: Any,
-    destination_stride: Any,
-    chunk_words: Any,
+def _copy_chunks(  # type: ignore[no-untyped-def]  # Triton would look up the names of types on the GPU
+    source,
+    destination,
+    source_blocks,
+    destination_blocks,
+    source_offsets,
+    destination_offsets,
+    source_stride,
+    destination_stride,
+    chunk_words,
     WORDS: tl.constexpr,  # noqa: N803
     WIDE: tl.constexpr,  # noqa: N803
 ) -> None:

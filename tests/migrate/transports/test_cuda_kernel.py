@@ -10,17 +10,37 @@ import pytest
 TRITON = Path(sys.prefix) / "triton"
 
 
-@pytest.mark.skipif(not TRITON.is_dir(), reason="no Triton beside the packages (make setup puts it there for tests)")
+pytestmark = pytest.mark.skipif(
+    not TRITON.is_dir(), reason="no Triton beside the packages (make setup puts it there for tests)"
+)
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from melld.migrate.transports.cuda_kernel import _copy_chunks
+for wide in (True, False):
+    types = {name: "*i64" if name.endswith(("blocks", "offsets")) else "i64" for name in _copy_chunks.arg_names}
+    fixed = {"WORDS": 2048, "WIDE": wide}
+    source = ASTSource(_copy_chunks, types | dict.fromkeys(fixed, "constexpr"), fixed)
+    print(compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"].count("st.global"))
+"""
+
+
+def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{TRITON}{os.pathsep}{Path.cwd()}"} | more
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+
+
+def test_the_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter takes what the compiler does not."""
+    done = run("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all(int(stores) for stores in done.stdout.split())
+
+
 def test_the_kernel_copies_what_plain_indexing_copies() -> None:
     """Every layout and number of blocks: the bytes that arrive are those of the named blocks, and no others."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{TRITON}{os.pathsep}{Path.cwd()}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.migrate.transports.interpreted_kernel"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
+    done = run("-m", "tests.migrate.transports.interpreted_kernel", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     assert len(done.stdout.splitlines()) == 32
