@@ -55,13 +55,20 @@ class News:
             self._tell(events.WorkersPaced(now_s, paces=paces))
 
     def _preemptions(self) -> None:
-        """Tell the scheduler, once for each, which requests their workers have preempted."""
+        """Tell the scheduler, once for each, which requests their workers have preempted, and what these need again.
+
+        A request is preempted when it grows; what was last told of it may be too little to go on with.
+        """
         self._preempted &= self._cluster.requests.keys()
         for request in self._fleet.reports.take_preempted():
             if request not in self._preempted:
                 self._preempted.add(request)
                 self.preemptions += 1
                 self._tell(events.RequestPreempted(self._clock(), request=request))
+            known = self._cluster.requests.get(request)
+            needed_bytes = self._fleet.reports.needed_bytes(request)
+            if known is not None and needed_bytes > known.kv_bytes:
+                self._tell(events.RequestsGrew(self._clock(), kv_bytes={request: needed_bytes}))
 
     def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
         """Return the sizes that the scheduler should know: a request that is recomputed may shrink for a while.

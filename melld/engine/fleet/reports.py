@@ -143,7 +143,13 @@ class Reports:
         request has left; the scheduler hears of the owner's blocks only.
         """
         grown = self._ledger.take_grown()
-        return {request: kv_bytes for (request, worker), kv_bytes in grown.items() if self.owned(request, worker)}
+        owned = {request: size for (request, worker), size in grown.items() if self.owned(request, worker)}
+        return {request: kv_bytes or self.needed_bytes(request) for request, kv_bytes in owned.items()}
+
+    def needed_bytes(self, request: RequestId) -> int:
+        """Return the size with which a live request that waits on its worker, and holds nothing, can go on."""
+        live = self._live[request]
+        return self.kv_bytes(live.prompt_tokens + len(live.output_token_ids) + 1)
 
     def take_preempted(self) -> list[RequestId]:
         """Return the placed requests that vLLM has preempted on their owners since the last call."""
