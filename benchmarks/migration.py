@@ -34,6 +34,8 @@ m.MAX_ROUNDS = 0
 t.TRANSITIONS[t.MoveState.LOOKING, t.Sign.BY_TOKENS] = t.MoveState.RESERVING
 """
 """The lifecycle of a daemon without what makes a move live: no copy, and nothing computed, ahead of the freeze."""
+WAYS = {"live": ("", "kv"), "stop-and-copy": (BASELINE, "kv"), "re-prefill": (BASELINE, "tokens")}
+"""Of the part kv: what the daemon is made to be, and how a request moves."""
 NO_CACHE = ("--set", "model.vllm.enable_prefix_caching=false")
 """So that a request can be moved there and back, again and again, and every block is copied, or computed, each time."""
 
@@ -49,10 +51,12 @@ def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) 
         if part == "copy":
             yield from copy_rates(setting.kind, asked.repeats)
         elif part == "kv":
-            live, baseline = served("live", *NO_CACHE), served("baseline", *NO_CACHE, change=BASELINE)
-            ways = {"live": (live, "kv"), "stop-and-copy": (baseline, "kv"), "re-prefill": (baseline, "tokens")}
+            asked_ways = {way: WAYS[way] for way in asked.ways}
+            changes = dict.fromkeys(change for change, _ in asked_ways.values())
+            daemons = {change: served(f"{len(change)}", *NO_CACHE, change=change) for change in changes}
+            ways = {way: (daemons[change], via) for way, (change, via) in asked_ways.items()}
             for tokens in asked.lengths:
-                yield from gaps_by_kv({way: ways[way] for way in asked.ways}, tokens, asked.repeats)
+                yield from gaps_by_kv(ways, tokens, asked.repeats)
         elif part == "tokens":
             live, baseline = served("live"), served("baseline", change=BASELINE)
             for tokens in asked.lengths:
@@ -66,7 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(SETTINGS), default="cpu")
     parser.add_argument("--parts", nargs="+", default=["copy", "kv", "tokens", "neighbours"])
-    parser.add_argument("--ways", nargs="+", default=["live", "stop-and-copy", "re-prefill"], help="of the part kv")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="of the part kv")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each window of `neighbours`, odd")

@@ -182,7 +182,7 @@ def main() -> None:
         with vllm_serve(model, directory, *more, setting=setting) as theirs:
             for workers in arguments.workers:
                 flags = (*setting.serve_flags(workers * each), "--set", f"devices.per_worker={each}")
-                with DaemonProcess(model, *flags) as process:
+                with DaemonProcess(model, *flags, genuine=True) as process:
                     ours = process.wait_ready().url
                     for load in loads:
                         print(f"{workers} worker(s), {load}", flush=True)

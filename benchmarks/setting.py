@@ -91,7 +91,9 @@ CUDA = Setting(
     engine={
         "dtype": "bfloat16",
         "load_format": "dummy",
-        "max_model_len": 16384,
+        "max_model_len": 32768,
+        # The other server, or another two workers, are on the GPU too: vLLM looks for so much free memory at its start.
+        "gpu_memory_utilization": 0.25,
         # CUDA graphs for decoding, no torch.compile: two workers are ready within a minute on a machine that is new.
         "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     },

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 DEVICE = os.environ.get("MELLD_GPU_CHECK_DEVICE", "cuda")
+# Triton's products of float32 keep ten bits otherwise: computed again in another batch, an answer could differ.
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ def main(model: str, device: str) -> None:
     from melld.engine.worker.residency.weights import SleepMode
     from melld.engine.worker.start import warm_up
 
-    own = {"enable_sleep_mode": True, "gpu_memory_utilization": 0.4} if device == "cuda" else {}
+    own = {"enable_sleep_mode": True, "gpu_memory_utilization": 0.1} if device == "cuda" else {}
     arguments = {"model": model, "dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
     given = arguments | {"kv_cache_memory_bytes": 64 << 20, "distributed_executor_backend": "uni"} | own
     config = EngineArgs(**given).create_engine_config()

@@ -27,15 +27,23 @@ FAST = {
     "dtype": "bfloat16",
     "load_format": "dummy",
     "enforce_eager": False,
-    "kv_cache_memory_bytes": 4 << 30,
+    "kv_cache_memory_bytes": 1 << 30,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }
 """A model of a usual size in bfloat16, FlashAttention, CUDA graphs: a prefill rounds otherwise than decoding does."""
 
 
+def make_large_model(model: Path, layers: int = 32) -> None:
+    """Write one of a usual size, to be served with weights that vLLM makes up."""
+    make_demo_model(model)
+    config = model / "config.json"
+    shape = GPU_MODEL | {"num_hidden_layers": layers}
+    config.write_text(json.dumps(json.loads(config.read_text()) | shape))
+
+
 def make_pair(model: Path, options: dict[str, Any]) -> Iterator[Pair]:
     """Two workers on the device."""
-    given = options | ({"block_size": 16, "gpu_memory_utilization": 0.45} if DEVICE == "cuda" else {})
+    given = options | ({"block_size": 16, "gpu_memory_utilization": 0.1} if DEVICE == "cuda" else {})
     with two_workers(model, given, subprocess.Popen) as workers:
         yield Pair(*workers)
 
@@ -59,9 +67,7 @@ def fast_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if DEVICE == "cpu":
         pytest.skip("bfloat16 and CUDA graphs need a GPU")
     model = tmp_path_factory.mktemp("model") / "large"
-    make_demo_model(model)
-    config = model / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | GPU_MODEL))
+    make_large_model(model)
     yield from make_pair(model, FAST | {"async_scheduling": request.param})
 
 

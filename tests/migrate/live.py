@@ -208,8 +208,8 @@ class Operator:
 
     def wait_linked(self, daemon: DaemonProcess) -> None:
         """Until KV can be copied both ways between both workers, as the log says."""
-        while sum(" by shared_memory" in line for line in daemon.lines) < 2:  # perhaps before it was ready
-            daemon.wait_for(" by shared_memory")
+        while sum("KV from" in line and " by " in line for line in daemon.lines) < 2:  # perhaps before it was ready
+            daemon.wait_for("KV from")
 
     def wait_request(self, matches: Callable[[Any], Any]) -> Any:
         """The first request whose status matches, once there is one."""
