@@ -221,7 +221,7 @@ class IdleConfig(Table, frozen=True, kw_only=True):
     none dozes."""
     host_cache_bytes: Annotated[int | str | None, msgspec.Meta(examples=["64GiB"])] = None
     """Of several models on GPUs: the machine's memory for weights of those that doze, by vLLM's sleep mode; their
-    requests move by tokens. Default: none dozes. Not tried on a GPU yet."""
+    requests move by tokens. Default: none dozes."""
 
     @property
     def cached_bytes(self) -> int:

@@ -3,7 +3,7 @@
 CPU    freed, and read again from the model's files: where vLLM's layers keep them is known here, in parameters, and
 packed for oneDNN by what a layer's `cpu_linear` refers to (`dispatch_cpu_unquantized_gemm`).  vLLM's own
 reload makes both anew, by the code of a first load; only compiled graphs would keep the old addresses.
-CUDA   vLLM's sleep mode, level 1: copied to the machine's memory; KV memory is freed with them.  Not tried yet.
+CUDA   vLLM's sleep mode, level 1: copied to the machine's memory; KV memory is freed with them.
 """
 
 from typing import TYPE_CHECKING, Any
