@@ -41,7 +41,7 @@ PLAIN_FACTS: Mapping[type, Form] = {
     events.WorkerResumed: ("resume", ("worker",)),
     events.MoveAsked: ("ask", ("request", "destination")),
     events.EpochStarted: ("epoch", ()),
-    events.RequestPreempted: ("preempt", ("request", "worker")),
+    events.RequestPreempted: ("preempt", ("request", "worker", "kv_bytes")),
     events.RequestResumed: ("resumed", ("request", "worker", "pause_s")),
     events.WorkerCapacityChanged: ("worker", ("worker", "capacity_bytes")),
     events.WorkerSlotsChanged: ("worker", ("worker", "capacity_bytes", "slots")),

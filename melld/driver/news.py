@@ -55,20 +55,21 @@ class News:
             self._tell(events.WorkersPaced(now_s, paces=paces))
 
     def _preemptions(self) -> None:
-        """Tell the scheduler, once for each, which requests their workers have preempted, and what these need again.
-
-        A request is preempted when it grows; what was last told of it may be too little to go on with.
-        """
+        """Tell the scheduler, once for each, which requests their workers have preempted."""
         self._preempted &= self._cluster.requests.keys()
         for request in self._fleet.reports.take_preempted():
-            if request not in self._preempted:
-                self._preempted.add(request)
-                self.preemptions += 1
-                self._tell(events.RequestPreempted(self._clock(), request=request))
-            known = self._cluster.requests.get(request)
+            self._without_blocks(request)
+
+    def _without_blocks(self, request: RequestId) -> None:
+        """Tell of a request that its worker has begun and lets wait, with all that it needs to go on.
+
+        It is preempted because it grows: what was last told of it may be too little.
+        """
+        if request not in self._preempted:
+            self._preempted.add(request)
+            self.preemptions += 1
             needed_bytes = self._fleet.reports.needed_bytes(request)
-            if known is not None and needed_bytes > known.kv_bytes:
-                self._tell(events.RequestsGrew(self._clock(), kv_bytes={request: needed_bytes}))
+            self._tell(events.RequestPreempted(self._clock(), request=request, kv_bytes=needed_bytes))
 
     def _news(self, sizes: dict[RequestId, int]) -> dict[RequestId, int]:
         """Return the sizes that the scheduler should know: a request that is recomputed may shrink for a while.
@@ -79,7 +80,11 @@ class News:
         news = {}
         for name, kv_bytes in sizes.items():
             request = known.get(name)
-            if request is None or request.worker is None or kv_bytes < request.kv_bytes:
+            if request is None or request.worker is None:
+                continue
+            if not kv_bytes and self._fleet.reports.needed_bytes(name) > request.kv_bytes:
+                self._without_blocks(name)  # it resumes, and grew unheard before its last worker died
+            if kv_bytes < request.kv_bytes:
                 continue
             if kv_bytes > request.kv_bytes or name in self._preempted:
                 self._preempted.discard(name)

@@ -69,9 +69,10 @@ class RequestFinished(Event, frozen=True, tag=True, gc=False):
 
 
 class RequestPreempted(Event, frozen=True, tag=True, gc=False):
-    """vLLM preempted the request for lack of blocks.  The request stays on its worker."""
+    """The request stays on its worker without blocks, preempted, and needs so much to go on; 0: what was told last."""
 
     request: RequestId
+    kv_bytes: int = 0
 
 
 class RequestResumed(Event, frozen=True, tag=True, gc=False):

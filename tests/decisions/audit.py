@@ -288,6 +288,7 @@ class Auditor:
         self.expect(record, self.owner.get(request) == worker, "is not on the worker")
         self.expect(record, request not in self.pushed_out, "is pushed out already")
         self.pushed_out.add(request)
+        self.size[request] = max(self.size.get(request, 0), int(record["kv_bytes"]))  # type: ignore[call-overload]
         self.hold(worker, request, "runs", 0)
 
     def on_finish(self, record: Record) -> None:

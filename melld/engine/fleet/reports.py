@@ -143,8 +143,7 @@ class Reports:
         request has left; the scheduler hears of the owner's blocks only.
         """
         grown = self._ledger.take_grown()
-        owned = {request: size for (request, worker), size in grown.items() if self.owned(request, worker)}
-        return {request: kv_bytes or self.needed_bytes(request) for request, kv_bytes in owned.items()}
+        return {request: kv_bytes for (request, worker), kv_bytes in grown.items() if self.owned(request, worker)}
 
     def needed_bytes(self, request: RequestId) -> int:
         """Return the size with which a live request that waits on its worker, and holds nothing, can go on."""
