@@ -15,6 +15,8 @@ from melld.landlord.events import KvNeeded, ModelLoad, OfferCapacity
 from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
+GROWTH_TIMES = 2
+"""How often what requests have just grown by is kept ready: a model's rate is learned from its first answers."""
 
 
 class Tenant:
@@ -33,7 +35,7 @@ class Tenant:
         self._displaces = displaces
         self.block_bytes = block_bytes
         self._offer: Offer | None = None
-        self._told: dict[WorkerId, tuple[int, int, int]] = {}
+        self._told: dict[WorkerId, tuple[int, int]] = {}
         self._sizes: dict[RequestId, int] = {}
         self._counts: dict[str, float] = {}
 
@@ -94,10 +96,13 @@ class Tenant:
             used_bytes, count = (known.used_bytes, known.count) if known is not None else (0, 0)
             if place.is_ready:
                 count = max(count, self.model.first_calls)
-            need = (used_bytes, count * ahead_bytes, count) if self.lends else (0, 0, count)
-            if need != self._told.get(name, (0, 0, 0)):
-                self._told[name] = need
-                yield KvNeeded(now_s, name, *need)
+            counted = used_bytes if self.lends else 0, count
+            told_bytes, told_count = self._told.get(name, (0, 0))
+            if counted != (told_bytes, told_count):
+                self._told[name] = counted
+                grown_bytes = used_bytes - told_bytes if count == told_count else 0
+                growth_bytes = max(count * ahead_bytes, GROWTH_TIMES * grown_bytes) if self.lends else 0
+                yield KvNeeded(now_s, name, counted[0], growth_bytes, count)
 
     # -- what its scheduler is told ----------------------------------------------------------------------------------
 
