@@ -25,7 +25,7 @@ WORDS_PER_PROGRAM = 2048  # of 8 bytes: 16 KiB
         "destination_offsets",
     ],
 )
-def _copy_chunks(  # type: ignore[no-untyped-def]  # Triton would look up the names of types on the GPU
+def _copy_chunks(  # type: ignore[no-untyped-def]  # Triton refuses annotations
     source,
     destination,
     source_blocks,
