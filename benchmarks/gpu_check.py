@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -137,12 +138,14 @@ def main() -> int:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "MELLD_GPU_CHECK_DEVICE": asked.device}
     results: list[dict[str, Any]] = []
+    telling = threading.Lock()
 
     def play(step: Step) -> None:
         result = step.run(max(1.0, ends_s - time.monotonic()), asked.output, environment)
-        results.append(result)
-        print(f"{_verdict(result['exit']):14} {step.name}, {result['took_s']} s", result["end_of_log"], flush=True)
-        (asked.output / f"gpu-check-{asked.run}.json").write_text(json.dumps(results, indent=1))
+        with telling:
+            results.append(result)
+            print(f"{_verdict(result['exit']):14} {step.name}, {result['took_s']} s", result["end_of_log"], flush=True)
+            (asked.output / f"gpu-check-{asked.run}.json").write_text(json.dumps(results, indent=1))
 
     facts, *steps = steps_of(asked.run, asked.device)
     play(facts)

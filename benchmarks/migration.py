@@ -51,10 +51,9 @@ def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) 
         if part == "copy":
             yield from copy_rates(setting.kind, asked.repeats)
         elif part == "kv":
-            asked_ways = {way: WAYS[way] for way in asked.ways}
-            changes = dict.fromkeys(change for change, _ in asked_ways.values())
-            daemons = {change: served(f"{len(change)}", *NO_CACHE, change=change) for change in changes}
-            ways = {way: (daemons[change], via) for way, (change, via) in asked_ways.items()}
+            changes = {WAYS[way][0]: way for way in asked.ways}
+            daemons = {change: served(way, *NO_CACHE, change=change) for change, way in changes.items()}
+            ways = {way: (daemons[WAYS[way][0]], WAYS[way][1]) for way in asked.ways}
             for tokens in asked.lengths:
                 yield from gaps_by_kv(ways, tokens, asked.repeats)
         elif part == "tokens":
