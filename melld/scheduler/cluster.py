@@ -85,7 +85,7 @@ class Cluster(Occupancy):
         self.roster.sleeps_no_more(worker)
         self._orders += 1
         worker.order = self._orders
-        worker.empty_since_s = self.now_s
+        worker.active_s = worker.empty_since_s = self.now_s
         self.active[worker.id] = worker
         self._empty[worker.id] = worker
         self.room.note(worker)

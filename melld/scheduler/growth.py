@@ -24,7 +24,7 @@ class GrowthRate:
         """Add the growth of these workers' requests since the last observation (`growing`, `grown_bytes`).
 
         Do nothing until a window has passed.  A request that took no block in it counts too: it will take one in a
-        later window.
+        later window.  One whose prompt still waits does not: it will grow as the others do.
         """
         last_s = self._last_s
         if last_s is not None and now_s - last_s < WINDOW_S:
@@ -32,7 +32,7 @@ class GrowthRate:
         self._last_s = now_s
         running = grown_bytes = 0
         for worker in workers:
-            if requests := len(worker.requests) or worker.growing:
+            if requests := sum(one.decodes for one in worker.requests.values()) or worker.growing:
                 running += requests
                 grown_bytes += worker.grown_bytes
                 if last_s is not None:

@@ -64,8 +64,10 @@ class Occupancy:
                 continue
             request.kv_bytes = kv_bytes
             worker.used_bytes += delta_bytes
-            worker.growing += 1
-            worker.grown_bytes += delta_bytes
+            if request.decodes:
+                worker.growing += 1
+                worker.grown_bytes += delta_bytes
+            request.decodes = True
             if not most_grow:
                 noted[worker.id] = worker
             if request.client:
@@ -94,6 +96,7 @@ class Occupancy:
         if request.destination is not None:
             self._end_move(request, worker, request.destination)
         request.worker = None
+        request.decodes = False
         self._give_up(request, worker, worker.requests)
 
     def _begin_move(self, request: Request, source: Worker, destination: Worker) -> None:

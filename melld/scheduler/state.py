@@ -67,7 +67,8 @@ class Request(msgspec.Struct, eq=False):
 
     `pinned`: an operator chose its place or destination, and no policy moves it from there.  `waits_since_s`: when it
     arrived, or lost its last worker.  `placed_s`: when it was last given one.  `suspensions`: how often it
-    was suspended, the last time at `suspended_s`.  `promises`: how often room was promised to it.
+    was suspended, the last time at `suspended_s`.  `promises`: how often room was promised to it.  `decodes`: it has
+    grown since it was placed, so its prompt is computed.
     """
 
     id: RequestId
@@ -85,6 +86,7 @@ class Request(msgspec.Struct, eq=False):
     promises: int = 0
     suspensions: int = 0
     pinned: bool = False
+    decodes: bool = False
     state: RequestState = RequestState.WAITING
     worker: "Worker | None" = None
     destination: "Worker | None" = None
@@ -120,7 +122,8 @@ class Worker(msgspec.Struct, eq=False):
     a leaving request frees only what no other may hold, until the worker reports again.
     `promised_bytes`: kept for a request that waits (`promises`).
     `growth_bytes_s`: recent growth of each request per second; 0 until it has been observed.
-    `wake_s`: time until it computes, 0 if it does; `ready_s`: the time of the last change of `wake_s`.
+    `wake_s`: time from its activation, at `active_s`, until it computes, 0 if it does; `ready_s`: the time of the last
+    change of `wake_s`.
     `slots`: the most requests that it may have now: none while it is not `steady`, except as a last resort.
     `order` is unique and grows with each activation: among active workers, the greatest was activated last.
     """
@@ -149,6 +152,7 @@ class Worker(msgspec.Struct, eq=False):
     grown_bytes: int = 0
     growth_bytes_s: float = 0.0
     wake_s: float = 0.0
+    active_s: float = 0.0
     ready_s: float = 0.0
 
     def __post_init__(self) -> None:

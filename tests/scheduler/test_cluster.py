@@ -136,11 +136,16 @@ def test_a_growing_request_counts_where_it_is_and_where_it_goes() -> None:
     cluster.assign(moving, goal, Reason.OVERLOAD)
     assert [*cluster.room.roomiest()][-2:] == [goal, home]
     Occupancy.grow(cluster, {moving.id: 300, staying.id: 50})
-    assert (home.growing, home.grown_bytes, home.used_bytes, goal.used_bytes) == (2, 330, 350, 300)
-    Occupancy.grow(cluster, {staying.id: 60})
-    assert (home.growing, home.grown_bytes) == (3, 340)
+    assert (home.growing, home.grown_bytes, home.used_bytes, goal.used_bytes) == (0, 0, 350, 300)
+    assert moving.decodes, "a block more than its prompt: the time that this took is not known"
+    Occupancy.grow(cluster, {moving.id: 310, staying.id: 70})
+    assert (home.growing, home.grown_bytes, home.used_bytes, goal.used_bytes) == (2, 30, 380, 310)
+    Occupancy.grow(cluster, {staying.id: 80})
+    assert (home.growing, home.grown_bytes) == (3, 40)
     assert [*cluster.room.roomiest()][-2:] == [goal, home]
-    assert next(cluster.room.tightest(CAPACITY - 300)) is goal
+    assert next(cluster.room.tightest(CAPACITY - 310)) is goal
+    cluster.remove_worker(home)
+    assert not staying.decodes, "it computes its prompt anew"
 
 
 def test_the_time_of_a_wake_is_that_of_its_last_change() -> None:

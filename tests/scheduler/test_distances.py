@@ -50,7 +50,7 @@ def test_without_room_near_by_it_goes_to_another_machine(policy: str) -> None:
 @pytest.mark.parametrize("kv", [True, False])
 def test_a_draining_worker_empties_to_a_neighbour_as_its_prompts_would_take_time_elsewhere(kv: bool) -> None:
     """Where KV goes everywhere, the least loaded worker takes them."""
-    scheduler = two_machines({"a": 300}, {"b": 500}, {"c": 5}, {"d": 600}, kv=kv)
+    scheduler = two_machines({"a": 300}, {"b": 500}, {"c": 5}, {"d": 600}, kv=kv, growth_bytes_s=0.1)
     scheduler.policy.demand.look, scheduler.policy.demand.workers = lambda *_: None, 4
     pace = e.WorkerPace(0.02, 1.0, 300.0, prompts=1, prompt_tokens=100, prefill_s=0.1)
     for number in range(300):

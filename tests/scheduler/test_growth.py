@@ -10,9 +10,12 @@ from melld.scheduler.state import Request, Worker
 
 
 def watched(epoch_s: float, tokens_per_s: float, block: int) -> tuple[GrowthRate, Worker]:
-    """Return the growth rate and worker after a minute of four requests that grow alike, reported in blocks."""
+    """Return the growth rate and worker after a minute of four requests that grow alike, reported in blocks.
+
+    Five more have prompts that wait: they say nothing.
+    """
     worker = Worker("w", 10**9, 100, 0, 0)
-    worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, number) for number in range(4)}
+    worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, number, decodes=number < 4) for number in range(9)}
     growth = GrowthRate()
     tokens = [float(number) for number in range(4)]
     for epoch in range(int(60 / epoch_s)):

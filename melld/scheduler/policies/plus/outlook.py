@@ -51,6 +51,7 @@ class Outlook:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.moves = MoveTimes()
+        self._unseen_bytes_s = 0.0
         self._wait_s = 0.0  # until the next look, and what a block may take at once
         self._epoch_s: float | None = None
 
@@ -81,19 +82,28 @@ class Outlook:
     def arrives_in_time(self, request: Request, taker: Worker) -> bool:
         """Return True if the request can leave before its worker overflows, even if no other leaves in time.
 
-        Moves already under way to the taker come first, because they share its links and its compute.
+        Moves already under way to the taker come first, because they share its links and its compute; and first of all
+        it must be awake.
         """
-        source = request.worker
-        if source is None or not taker.arriving:
+        source, wakes_s = request.worker, self.wakes_s(taker)
+        if source is None or not (taker.arriving or wakes_s):
             return True
-        ahead_s = sum(self.moves.expected_s(one.kv_bytes) for one in taker.arriving.values())
+        ahead_s = wakes_s + sum(self.moves.expected_s(one.kv_bytes) for one in taker.arriving.values())
         rate = len(source.requests) * self.growth_bytes_s(source)
         left_s = min(self.life_s(source), max(source.free_bytes, 0) / rate if rate > 0.0 else FOREVER_S)
         return CAUTION * (ahead_s + self.moves.expected_s(request.kv_bytes)) <= left_s
 
     def growth_bytes_s(self, worker: Worker) -> float:
         """Return the bytes per second that a request on the worker adds: the worker's rate, or the overall one."""
-        return worker.growth_bytes_s or self.cluster.growth.bytes_per_s
+        return worker.growth_bytes_s or self.cluster.growth.bytes_per_s or self._unseen_bytes_s
+
+    def expect_growth(self, bytes_s: float) -> None:
+        """Reckon with that growth of a request until some has been seen."""
+        self._unseen_bytes_s = bytes_s
+
+    def wakes_s(self, worker: Worker) -> float:
+        """Return how long the worker still wakes; 0 if it computes."""
+        return max(worker.active_s + worker.wake_s - self.cluster.now_s, 0.0)
 
     def life_s(self, worker: Worker, more_bytes: int = 0, more: int = 0) -> float:
         """Return the worker's life with `more` requests of `more_bytes` in total added, moves in flight done."""
@@ -126,6 +136,8 @@ class Outlook:
         count = worker.count + more
         if count > worker.slots:
             return False
+        if count == 1:  # no worker has more room than an empty one
+            return True
         grown_bytes = count * self.growth_bytes_s(worker) * self.look_s(worker)
         return worker.used_bytes + kv_bytes + grown_bytes <= worker.capacity_bytes
 

@@ -120,12 +120,13 @@ class Dispatch:
     def least_missed(self, request: Request, prompt: Prompt) -> tuple[float, Worker | None]:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
         takes, active = self._packing.outlook.takes, self._cluster.active.values()
+        awake_s = max(map(self._packing.outlook.wakes_s, active), default=0.0)
         takers = (worker for worker in active if worker is not request.worker and takes(worker, request.kv_bytes))
         best: tuple[float, int, float, Worker | None] = min(
             (
                 (missed * self._weight(request, worker), worker.order, missed, worker)
                 for worker in takers
-                for missed in [self._missed(request, worker, prompt)]
+                for missed in [self._missed(request, worker, prompt, awake_s)]
             ),
             default=(0.0, 0, 0.0, None),
         )
@@ -202,13 +203,25 @@ class Dispatch:
         """
         return 1.0 if request.urgent else 1.0 + MISSED_BY_URGENT * worker.urgent / max(worker.count, 1)
 
-    def _missed(self, request: Request, worker: Worker, prompt: Prompt) -> float:
-        """Return how many requests should miss a target where no worker is able: all, where steps are half too slow."""
+    def _missed(self, request: Request, worker: Worker, prompt: Prompt, awake_s: float) -> float:
+        """Return how many requests should miss a target where no worker is able: all, where steps are half too slow.
+
+        `awake_s`: until then no worker that wakes takes any from here, and those that do not fit are preempted.
+        """
         late = (self._near(request, worker, prompt) > 1.0) + self._made_late(request, worker, prompt)
+        late += self._overflowing(request, worker, awake_s)
         if (itl_s := self.pace_s()) is None:
-            return float(late)
+            return late
         slow = self._itl_s(worker, request.kv_bytes, prompt.left_s(worker)) / itl_s - 1.0
         return late + (worker.count + 1) * min(1.0, max(0.0, 2.0 * slow))
+
+    def _overflowing(self, request: Request, worker: Worker, awake_s: float) -> float:
+        """Return how many requests of mean size the worker lacks room for by then, with this one and if none ends."""
+        outlook, count = self._packing.outlook, worker.count - worker.leaving + 1
+        kv_bytes = worker.used_bytes - worker.leaving_bytes + request.kv_bytes
+        grows_s = max(awake_s - outlook.wakes_s(worker), 0.0)
+        lacking_bytes = kv_bytes + count * outlook.growth_bytes_s(worker) * grows_s - worker.capacity_bytes
+        return count * max(lacking_bytes, 0.0) / kv_bytes
 
     def _near(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return the part of the time until its first token that the request should use; since its arrival, if new."""

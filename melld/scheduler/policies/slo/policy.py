@@ -25,7 +25,7 @@ from melld.scheduler.policies.slo.roles import Roles
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role
 from melld.scheduler.state import Request, Worker
-from melld.scheduler.targets import Targets
+from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 
 FILL_PART = 0.5
 """Part of the life that dispatch leaves a worker: a new worker fills meanwhile, and growth goes on elsewhere."""
@@ -96,6 +96,9 @@ class MellSlo(MellPlus):
         if not has_begun(request):
             self._prompt_tokens += tokens
             self._prompt_bytes += request.kv_bytes
+            if not self.cluster.growth.bytes_per_s:
+                pace_s = max(self.dispatch.pace_s() or 0.0, DEFAULT_ITL_S)
+                self.outlook.expect_growth(self._prompt_bytes / max(self._prompt_tokens, 1) / pace_s)
         left_s = {worker: seconds(max(tokens - cached, 1)) for worker, cached in request.cached_tokens.items()}
         return Prompt(seconds(tokens), left_s)
 

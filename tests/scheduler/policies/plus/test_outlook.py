@@ -126,8 +126,10 @@ def test_moves_under_way_are_overdue_if_the_worker_overflows_before_they_end() -
 
 
 def test_a_worker_takes_what_fits_with_all_growth_until_the_next_look() -> None:
-    """And has a slot for it."""
-    outlook, (worker,) = laid_out({"a": 500}, slots=3)
+    """And has a slot for it.  An empty one takes whatever it can hold: no other has more room."""
+    outlook, (worker, empty) = laid_out({"a": 500}, {}, slots=3)
+    assert outlook.takes(empty, 1000)
+    assert not outlook.takes(empty, 1001)
     assert outlook.takes(worker, 496)
     assert not outlook.takes(worker, 497)
     assert outlook.takes(worker, 494, 2)

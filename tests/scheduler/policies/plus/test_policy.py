@@ -147,6 +147,23 @@ def test_a_taker_that_others_are_on_their_way_to_is_reached_later() -> None:
     assert outlook.arrives_in_time(second, idle)
 
 
+def test_a_taker_that_still_wakes_is_reached_once_it_is_awake() -> None:
+    """Where the source overflows before that, one that computes is better, though it is fuller."""
+    scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
+    for name, size in (("a", 480), ("b", 420), ("c", 400)):
+        arrive(scheduler, name, size)
+    grown(scheduler, 0.0, 2)
+    cluster, outlook = scheduler.cluster, scheduler.policy.outlook
+    request, taker = cluster.requests["a"], cluster.workers["w2"]
+    life_s = outlook.life_s(request.worker)
+    scheduler.handle(e.WorkerWakeTimeChanged(cluster.now_s, taker.id, life_s + 5.0))
+    cluster.activate(taker, "test")
+    assert (outlook.wakes_s(taker), outlook.wakes_s(request.worker)) == (life_s + 5.0, 0.0)
+    assert not outlook.arrives_in_time(request, taker)
+    cluster.now_s += life_s
+    assert outlook.arrives_in_time(request, taker)
+
+
 def test_who_leaves_already_may_not_be_gone_in_time() -> None:
     """A second cure goes where nothing is in its way: it is wanted because the first one may be late."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from melld.ids import RequestId
+from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.policies.slo.dispatch import TTFT_PART, Dispatch, Prompt
@@ -264,6 +264,20 @@ def test_where_nobody_is_able_the_fewest_shall_miss_a_target() -> None:
     beyond = scheduler.policy.steps.step_s(None, 3, 365) / ITL_S - 1.0
     assert 0.05 < beyond < 0.2
     assert scheduler.policy.dispatch.least_missed(newcomer(), SMALL)[0] == pytest.approx(3 * 2 * beyond)
+
+
+def test_while_another_worker_wakes_those_that_overflow_meanwhile_are_missed() -> None:
+    """None can leave before: a worker that fills until then is no better than a first token that is late."""
+    scheduler = laid_out({"a": 400, "b": 400}, {}, itl_s=None, growth_bytes_s=10.0)
+    dispatch, waking = scheduler.policy.dispatch, scheduler.cluster.workers[WorkerId("w1")]
+    busy(scheduler, "w1", 3.0)
+    assert dispatch.least_missed(newcomer(100), SMALL)[1].id == "w0"
+    waking.wake_s = 8.0
+    lacking_bytes = 800 + 100 + 3 * 10 * 8 - 1000
+    missed, worker = dispatch.least_missed(newcomer(100), SMALL)
+    assert (missed, worker.id) == (pytest.approx(lacking_bytes / 300), "w0")
+    waking.wake_s = 30.0
+    assert dispatch.least_missed(newcomer(100), SMALL)[1] is waking, "its first token is late, and nobody else's"
 
 
 def test_without_a_pace_only_late_first_tokens_are_missed() -> None:

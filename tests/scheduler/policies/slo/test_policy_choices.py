@@ -9,7 +9,7 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.slo.feedback import MOST_PRICE_S
 from melld.scheduler.scheduler import Scheduler
-from melld.scheduler.targets import Targets
+from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
 
 ITL_S, TTFT_S = 0.05, 2.0
@@ -81,6 +81,19 @@ def test_workers_are_woken_before_memory_is_full() -> None:
     woken = of_kind(scheduler.handle(e.EpochStarted(10.0)), e.ActivateWorker)
     assert [one.worker for one in woken] == ["w2"]
     assert not of_kind(scheduler.handle(e.EpochStarted(11.0)), e.ActivateWorker)
+
+
+def test_growth_is_expected_before_any_was_seen() -> None:
+    """A worker that wakes is not filled with prompts: all of them will grow, and none can leave while others wake."""
+    scheduler = laid_out(workers=3)
+    for worker in scheduler.cluster.workers.values():
+        scheduler.handle(e.WorkerWakeTimeChanged(10.0, worker.id, 8.0))
+    for number in range(70):
+        scheduler.handle(e.RequestArrived(10.0 + number / 10, RequestId(f"r{number}"), 13, 130))
+    first, second = (scheduler.cluster.workers[WorkerId(name)] for name in ("w0", "w1"))
+    growth_bytes_s, wakes_later_s = 13 / 130 / DEFAULT_ITL_S, second.active_s - first.active_s
+    assert wakes_later_s > 1.0
+    assert 900 < first.used_bytes + first.count * growth_bytes_s * wakes_later_s <= 1000
 
 
 def test_while_a_worker_wakes_requests_go_where_they_do_least_harm() -> None:
