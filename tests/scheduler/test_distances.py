@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.ids import WorkerId
+from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.roles import Role, RoleSettings
@@ -45,6 +45,19 @@ def test_without_room_near_by_it_goes_to_another_machine(policy: str) -> None:
     """Its tokens are computed anew: dearer than a copy, but no stream is preempted."""
     loads = {"a": 500, "b": 490}, {"c": 900}, {"d": 20}, {"e": 25}
     assert set(relieved(two_machines(*loads, policy=policy, growth_bytes_s=10.0)).values()) == {"w3"}
+
+
+@pytest.mark.parametrize("kv", [True, False])
+def test_a_worker_beyond_the_service_is_emptied_by_copies_alone(kv: bool) -> None:
+    """To compute streams anew elsewhere would cost what sleeping sooner saves."""
+    scheduler = two_machines({"a": 5}, {"x": 5}, {"b": 5}, kv=kv)
+    demand = scheduler.policy.demand
+    demand.look, demand.workers = lambda *_: None, 3
+    scheduler.handle(e.RequestsGrew(10.0, {RequestId("b"): 6}))
+    scheduler.handle(e.EpochStarted(10.0))
+    demand.workers = 2
+    scheduler.handle(e.EpochStarted(11.0))
+    assert ("b" in moved(scheduler.handle(e.EpochStarted(60.0)))) is kv
 
 
 @pytest.mark.parametrize("kv", [True, False])

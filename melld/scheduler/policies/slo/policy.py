@@ -46,7 +46,9 @@ class MellSlo(MellPlus):
         self.dispatch = Dispatch(cluster, self, self.targets, self.steps)
         self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
         self.roles = Roles(cluster, self.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
-        self.gaps = Gaps()
+        self.gaps = Gaps()  # of workers that are in service, or still have requests
+        self.service = Gaps()  # of those in service alone
+        self._emptied = -1  # by moves: the order of the last worker
         self.missing = MissingWorkers(cluster)
         self.feedback = Feedback(self.targets, self.missing)
         self._prompt_tokens = self._prompt_bytes = 0  # of all placed
@@ -195,6 +197,8 @@ class MellSlo(MellPlus):
             self._hand_over(request, after_first_token)
         occupied = sum(worker.count > 0 for worker in self.cluster.active.values())
         self.gaps.needed(max(self.demand.workers, occupied), self.cluster.now_s)
+        self.service.needed(self.demand.workers, self.cluster.now_s)
+        self._empty_one()
 
     def role_of(self, worker: Worker) -> Role:
         """See `Policy.role_of`."""
@@ -211,10 +215,37 @@ class MellSlo(MellPlus):
         level = sum(one.order <= worker.order for one in self.cluster.active.values())
         if worker.wake_s or level <= self.demand.workers:
             return float("inf")
+        if worker.order == self._emptied:
+            return 0.0
         if self.cluster.settings.retire_after_s is not None:
             return super().sleeps_in_s(worker)
-        price_s = self._wake_s() + self.feedback.price_s
-        return kept_s(self.gaps.of(level), price_s) - self.gaps.since_s(level, self.cluster.now_s)
+        return self._kept_s(self.gaps, level)
+
+    def _kept_s(self, gaps: Gaps, level: int) -> float:
+        """Return for how long so many workers are still kept, though fewer are needed by these gaps."""
+        after_s = self.cluster.settings.retire_after_s
+        if after_s is None:
+            after_s = kept_s(gaps.of(level), self._wake_s() + self.feedback.price_s)
+        return after_s - gaps.since_s(level, self.cluster.now_s)
+
+    def _empty_one(self) -> None:
+        """Move away what still runs on the youngest busy worker, once that is not worth being kept for the service."""
+        by_activation = sorted(self.cluster.active.values(), key=lambda worker: worker.order)
+        serving = [one for one in by_activation[: self.demand.workers] if self.roles.of(one) is not Role.PREFILL]
+        for level in range(len(by_activation), self.demand.workers, -1):
+            worker = by_activation[level - 1]
+            if worker.wake_s or not worker.count:
+                continue
+            requests = [request for request in worker.movable if request.decodes]
+            if self._kept_s(self.service, level) > 0.0 or len(requests) < worker.count:
+                return
+            for request in sorted(requests, key=lambda one: (-one.kv_bytes, one.sequence)):
+                near = (one for one in serving if not self.cluster.distances.is_far(worker, one))
+                if (taker := self.dispatch.least_costly(request, near)) is None:
+                    return
+                self.cluster.assign(request, taker, Reason.DRAIN)
+            self._emptied = worker.order
+            return
 
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""

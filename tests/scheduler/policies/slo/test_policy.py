@@ -128,7 +128,7 @@ def test_a_pace_that_not_even_a_lone_request_gets_wakes_nobody() -> None:
         for itl_s in (0.04, 0.001)
     )
     assert hopeless.itl_attainment == 0.0
-    assert hopeless.ttft_attainment == 1.0
+    assert hopeless.ttft_attainment == twice.ttft_attainment
     assert hopeless.gpu_seconds <= 1.1 * twice.gpu_seconds
 
 

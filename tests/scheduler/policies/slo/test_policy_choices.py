@@ -8,6 +8,7 @@ from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.slo.feedback import MOST_PRICE_S
+from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, placed, scheduler_with
@@ -15,6 +16,7 @@ from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, pla
 ITL_S, TTFT_S = 0.05, 2.0
 TOKENS = 400
 TARGETS = Targets(itl_s=ITL_S, ttft_s=TTFT_S)
+MIXED = RoleSettings()
 
 
 def laid_out(
@@ -23,9 +25,10 @@ def laid_out(
     targets: Targets | None = TARGETS,
     retire_after_s: float | None = None,
     instant: bool = False,
+    roles: RoleSettings = MIXED,
 ) -> Scheduler:
     """Workers with these requests, others asleep, ten seconds after the start."""
-    cluster = ClusterSettings(targets=targets, retire_after_s=retire_after_s, instant_moves=instant)
+    cluster = ClusterSettings(targets=targets, retire_after_s=retire_after_s, instant_moves=instant, roles=roles)
     scheduler = scheduler_with(workers or len(loads), "mell-slo", cluster=cluster)
     scheduler.cluster.now_s = 10.0
     lay_out(scheduler, *loads)
@@ -224,6 +227,45 @@ def test_without_an_operator_s_word_a_worker_sleeps_when_waking_it_again_is_chea
     policy.gaps.needed(1, 10.0)
     scheduler.cluster.now_s = 13.0
     assert policy.sleeps_in_s(worker) == pytest.approx(4.0 + policy.feedback.price_s - 3.0)
+
+
+def test_a_worker_beyond_the_service_is_emptied_as_soon_as_it_may_sleep() -> None:
+    """The last streams of many would keep a GPU awake for their sake alone; one whose prompt waits stays."""
+    scheduler = laid_out({"a": 5}, {"b": 7, "c": 6}, {})
+    policy, cluster = scheduler.policy, scheduler.cluster
+    policy.demand.look, policy.demand.workers = lambda *_: None, 2
+    scheduler.handle(e.RequestsGrew(10.0, {RequestId("b"): 8}))
+    assert not moved(scheduler.handle(e.EpochStarted(10.0)))
+    policy.demand.workers = 1
+    assert not moved(scheduler.handle(e.EpochStarted(11.0)))
+    kept_s = policy.feedback.price_s
+    assert not moved(scheduler.handle(e.EpochStarted(11.5 + kept_s)))
+    scheduler.handle(e.RequestsGrew(12.0 + kept_s, {RequestId("c"): 7}))
+    assert moved(scheduler.handle(e.EpochStarted(12.0 + kept_s))) == {"b": "w0", "c": "w0"}
+    for name in "bc":
+        scheduler.handle(e.MoveCommitted(12.1 + kept_s, RequestId(name)))
+    commands = scheduler.handle(e.EpochStarted(12.5 + kept_s))
+    assert "w1" in [one.worker for one in of_kind(commands, e.RetireWorker)]
+    assert not cluster.workers[WorkerId("w1")].count
+
+
+def test_a_worker_beyond_the_service_keeps_what_no_other_would_take() -> None:
+    """Nor does anyone leave a worker that the operator keeps awake for longer, or go to where only prompts run."""
+    fixed = RoleSettings(fixed={WorkerId("w0"): Role.PREFILL})
+    for kv_bytes, after_s, roles, goes in (
+        (10, 3.0, MIXED, True),
+        (990, 3.0, MIXED, False),
+        (10, 9.0, MIXED, False),
+        (10, 3.0, fixed, False),
+    ):
+        scheduler = laid_out({} if roles is fixed else {"a": 30}, {"b": kv_bytes}, retire_after_s=after_s, roles=roles)
+        policy = scheduler.policy
+        policy.demand.look, policy.demand.workers = lambda *_: None, 2
+        scheduler.handle(e.RequestsGrew(10.0, {RequestId("b"): kv_bytes + 1}))
+        scheduler.handle(e.EpochStarted(10.0))
+        policy.demand.workers = 1
+        scheduler.handle(e.EpochStarted(11.0))
+        assert bool(moved(scheduler.handle(e.EpochStarted(15.0)))) is goes
 
 
 def test_without_targets_it_sleeps_and_drains_as_mell_plus() -> None:
