@@ -215,11 +215,9 @@ class MellSlo(MellPlus):
         level = sum(one.order <= worker.order for one in self.cluster.active.values())
         if worker.wake_s or level <= self.demand.workers:
             return float("inf")
-        if worker.order == self._emptied:
-            return 0.0
         if self.cluster.settings.retire_after_s is not None:
             return super().sleeps_in_s(worker)
-        return self._kept_s(self.gaps, level)
+        return 0.0 if worker.order == self._emptied else self._kept_s(self.gaps, level)
 
     def _kept_s(self, gaps: Gaps, level: int) -> float:
         """Return for how long so many workers are still kept, though fewer are needed by these gaps."""
