@@ -47,6 +47,14 @@ def test_without_room_near_by_it_goes_to_another_machine(policy: str) -> None:
     assert set(relieved(two_machines(*loads, policy=policy, growth_bytes_s=10.0)).values()) == {"w3"}
 
 
+def test_of_other_machines_one_that_is_awake_is_better_than_an_empty_one_that_wakes() -> None:
+    """Else those that must leave wait for it, with room kept on both, and are preempted meanwhile."""
+    loads = {"a": 500, "b": 490}, {"c": 900}, {"d": 420}, {}
+    scheduler = two_machines(*loads, growth_bytes_s=10.0)
+    scheduler.cluster.workers[WorkerId("w3")].wake_s = 8.0
+    assert set(relieved(scheduler).values()) == {"w2"}
+
+
 @pytest.mark.parametrize("kv", [True, False])
 def test_a_worker_beyond_the_service_is_emptied_by_copies_alone(kv: bool) -> None:
     """To compute streams anew elsewhere would cost what sleeping sooner saves."""

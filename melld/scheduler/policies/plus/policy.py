@@ -153,12 +153,13 @@ class MellPlus(Policy):
     def _hurry(self, worker: Worker) -> None:
         """Move the smallest request, which is gone soonest, ahead of the moves under way.
 
-        No worker is woken for it: that would take too long.
+        It goes to no worker that sleeps or wakes: that would take too long, and then both would have to keep its room.
         """
         requests = worker.movable
         if requests and worker.count - worker.leaving > 1:
             smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
-            if (move := self._best_move(worker, [smallest])) is not None:
+            move = self._best_move(worker, [smallest])
+            if move is not None and not self.outlook.wakes_s(move[1]):
                 self.cluster.assign(*move, Reason.OVERLOAD, 0.0)
 
     def _relieve(self, worker: Worker) -> None:
@@ -221,10 +222,12 @@ class MellPlus(Policy):
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
         """Return the move after which source and taker live longest, less the price of its size and of its class.
 
-        Life on a far taker, or one that the request would reach too late, counts for nothing.
+        Life on a far taker counts for nothing, nor does that on one which the request would reach too late; both are
+        worse than either.
         """
-        life_s, enough_s, look_s = self.outlook.life_s, self.settings.enough_life_s, self.outlook.look_s(worker)
-        roomiest = self.outlook.roomiest(self.settings.relief_candidates)
+        outlook, enough_s = self.outlook, self.settings.enough_life_s
+        life_s, look_s = outlook.life_s, outlook.look_s(worker)
+        roomiest = outlook.roomiest(self.settings.relief_candidates)
         price_s = self.settings.price_s / max(worker.largest_capacity_bytes, 1)
         best_s, best = -float("inf"), None
         for request in requests:
@@ -235,8 +238,8 @@ class MellPlus(Policy):
                 continue
             for taker in self._takers(request, worker, roomiest):
                 score_s = min(worker_s, life_s(taker, size, 1)) - price_s * size - stays_s
-                if self.cluster.distances.is_far(worker, taker) or not self.outlook.arrives_in_time(request, taker):
-                    score_s -= enough_s
+                is_far, in_time = self.cluster.distances.is_far(worker, taker), outlook.arrives_in_time(request, taker)
+                score_s -= enough_s * (is_far + (not in_time))
                 if score_s > best_s:
                     best_s, best = score_s, (request, taker)
         return best

@@ -198,6 +198,18 @@ def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
     assert scheduler.cluster.workers["w0"].used_bytes <= 1000
 
 
+def test_nobody_hurries_to_a_worker_that_still_wakes() -> None:
+    """It would come too late, and meanwhile both would have to keep room for it."""
+    scheduler = scheduler_with(2, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
+    scheduler.handle(e.WorkerWakeTimeChanged(0.0, WorkerId("w1"), 1000.0))
+    for name, size in (("a", 500), ("b", 300), ("small", 40)):
+        arrive(scheduler, name, size)
+    left = [name for second in range(90) for name in moved(grown(scheduler, float(second), 1))]
+    assert scheduler.cluster.workers["w0"].used_bytes > 1000
+    assert len(left) == 1
+    assert left != ["small"]
+
+
 def uneven(*capacities: int) -> Scheduler:
     """Workers w0, w1, ... of these capacities."""
     scheduler = Scheduler(ALL_POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
