@@ -118,7 +118,7 @@ class House:
 
         What dozes counts as gone: it ends as soon as its memory is needed (`is_short`).
         """
-        staying = sum(one.model.resident_bytes for one in self.instances if one.state in PRESENT)
+        staying = sum(one.resident_bytes for one in self.present)
         return (self.ledger.memory_bytes - staying) // self.ledger.granule_bytes - 1
 
     def is_short(self, now_s: float) -> bool:
@@ -174,6 +174,12 @@ class Instance:
         self.used_bytes, self.ahead_bytes, self.requests = used_bytes, ahead_bytes, requests
 
     @property
+    def resident_bytes(self) -> int:
+        """Bytes that it holds beside KV memory while it serves: its own there, else those of its model's last load."""
+        is_there = self.state in (S.LOADING, S.READY, S.DRAINING)
+        return self.house.ledger.resident(self.id) if is_there else self.model.resident_bytes
+
+    @property
     def start_s(self) -> float:
         """Time until it would serve if it were wanted now."""
         if self.state in (S.READY, S.DRAINING):
@@ -211,15 +217,15 @@ class Instance:
     def most_bytes(self) -> int:
         """Return the KV memory that it could ever have: beside pinned models with a floor each.  0: it has no room."""
         ledger, pinned = self.house.ledger, self._pinned
-        resident_bytes = sum(one.model.resident_bytes for one in (self, *pinned))
+        resident_bytes = sum(one.resident_bytes for one in (self, *pinned))
         granules = (ledger.memory_bytes - resident_bytes) // ledger.granule_bytes - 1 - len(pinned)
         return max(granules, 0) * self.usable_bytes
 
     @property
     def why_too_large(self) -> str:
         """Say what leaves it no room."""
-        resident, memory = _mib(self.model.resident_bytes), _mib(self.house.ledger.memory_bytes)
-        beside = "".join(f", and {one.model.name}, pinned, {_mib(one.model.resident_bytes)}" for one in self._pinned)
+        resident, memory = _mib(self.resident_bytes), _mib(self.house.ledger.memory_bytes)
+        beside = "".join(f", and {one.model.name}, pinned, {_mib(one.resident_bytes)}" for one in self._pinned)
         held = f"{self.id} takes {resident} of the {memory} that {self.house.name} may hold{beside}"
         return f"{held}, which leaves no room for KV memory"
 
@@ -232,7 +238,7 @@ class Instance:
     @property
     def weights(self) -> int:
         """Granules that its weights displace."""
-        return -(-self.model.resident_bytes // self.house.ledger.granule_bytes)
+        return -(-self.resident_bytes // self.house.ledger.granule_bytes)
 
 
 def _mib(nbytes: int) -> str:

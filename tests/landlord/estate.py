@@ -40,6 +40,7 @@ class Town:
         self.offers: dict[str, int] = {}
         self.now_s = 0.0
         self.dozing_bytes = 0
+        self.resident_bytes: dict[str, int] = {}  # measured by a load; none: as declared
 
     def tell(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
         """Tell the event; return all commands that follow, those after the workers' answers included."""
@@ -59,7 +60,7 @@ class Town:
         elif isinstance(command, e.GrantKv):
             granules.update(command.granules)
         elif isinstance(command, e.LoadModel):
-            return self.tell(e.ModelLoaded(self.now_s, worker))
+            return self.tell(e.ModelLoaded(self.now_s, worker, self.resident_bytes.get(worker, 0)))
         elif isinstance(command, e.DozeModel):
             granules.clear()
             return self.tell(e.ModelDozed(self.now_s, worker, self.dozing_bytes))

@@ -269,6 +269,18 @@ def test_weights_larger_than_said_close_granules() -> None:
     check_landlord(town.landlord)
 
 
+def test_a_worker_is_offered_what_its_own_weights_leave() -> None:
+    """No request is placed on memory that weights hold there, though the model took less on another device."""
+    town = Town(estate("chat", "code", devices=2))
+    town.resident_bytes = {"chat@d0": 40 * 2**20, "chat@d1": 30 * 2**20}
+    town.pass_time(0.0)
+    town.want("chat@d0")
+    town.want("chat@d1")
+    assert (town.offers["chat@d0"], town.offers["chat@d1"]) == (60, 70)
+    town.need("chat@d0", town.offers["chat@d0"])
+    assert len(town.granules["chat@d0"]) == town.offers["chat@d0"]
+
+
 def test_an_impossible_report_is_refused() -> None:
     """A worker that was never started cannot fail to load; nothing has changed."""
     landlord = estate("chat", "code")
