@@ -22,6 +22,8 @@ from melld.scheduler import events
 
 MAX_FAILED_STARTS = 5
 MAX_BACK_OFF_S = 60.0
+MAX_DOUBLINGS = 6
+"""Of a rest of one second, which is then longer than `MAX_BACK_OFF_S`."""
 
 
 class Guard(enum.StrEnum):
@@ -156,7 +158,7 @@ class Place:
     @property
     def back_off_s(self) -> float:
         """Return the seconds to wait before the next start."""
-        return min(MAX_BACK_OFF_S, 2.0 ** max(0, self.setbacks - 1))
+        return min(MAX_BACK_OFF_S, 2.0 ** min(max(0, self.setbacks - 1), MAX_DOUBLINGS))
 
     def died(self, was_ready: bool) -> None:
         """Go to FAILED and count the death.  Only deaths while loading count as failed starts."""

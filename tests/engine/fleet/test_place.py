@@ -183,6 +183,14 @@ def test_each_death_doubles_the_wait_up_to_a_minute_and_forgiving_ends_it() -> N
     assert (place.back_off_s, place.setbacks) == (1.0, 0)
 
 
+def test_a_worker_that_dies_for_days_is_still_started_once_a_minute() -> None:
+    """Two thousand deaths are no number too large to work out the next rest from."""
+    place = place_in(WorkerState.STARTING)
+    place.setbacks = 2000
+    place.died(was_ready=True)
+    assert place.back_off_s == 60.0
+
+
 def test_only_deaths_while_loading_in_a_row_give_a_worker_up() -> None:
     """One good start shows that the model loads: what killed it later may pass."""
     place = place_in(WorkerState.STARTING)
