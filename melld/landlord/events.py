@@ -122,7 +122,10 @@ class TakeTimedOut(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelLoaded(Event, frozen=True, tag=True, gc=False):
-    """The instance serves.  `resident_bytes`, `block_bytes`: measured; 0: as declared."""
+    """The instance serves.  `resident_bytes`, `block_bytes`: measured; 0: as declared.
+
+    One whose blocks are larger than an eighth of a granule has KV memory of its own, which counts as resident.
+    """
 
     worker: WorkerId
     resident_bytes: int = 0

@@ -18,7 +18,7 @@ import msgspec
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
-from melld.landlord.granules import GranuleLedger
+from melld.landlord.granules import GRANULE_BLOCKS, GranuleLedger
 from melld.landlord.housing import Housing
 from melld.landlord.instance import ABSENT, PRESENT, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
@@ -162,7 +162,8 @@ class Landlord:
         instance.idle_since_s = event.at_s
         model = instance.model
         model.resident_bytes = event.resident_bytes or model.resident_bytes
-        model.block_bytes = event.block_bytes or model.block_bytes
+        if event.block_bytes * GRANULE_BLOCKS <= instance.house.ledger.granule_bytes:  # else its KV memory is its own
+            model.block_bytes = event.block_bytes or model.block_bytes
         instance.house.ledger.reside(instance.id, model.resident_bytes)
         if self.is_alone:
             self.lender.birth(instance)

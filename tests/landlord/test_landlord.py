@@ -281,6 +281,18 @@ def test_a_worker_is_offered_what_its_own_weights_leave() -> None:
     assert len(town.granules["chat@d0"]) == town.offers["chat@d0"]
 
 
+def test_a_worker_with_kv_memory_of_its_own_may_have_blocks_of_any_size() -> None:
+    """It shares none, and its blocks need not fit into granules: the models beside it are served as before."""
+    town = Town(estate("chat", "code"))
+    town.pass_time(0.0)
+    town.landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0")))
+    town.tell(e.ModelLoaded(1.0, WorkerId("chat@d0"), resident_bytes=50 * 2**20, block_bytes=2**19 + 1))
+    assert town.offers["chat@d0"] > 0
+    town.want("code@d0", 1.0)
+    town.need("code@d0", 5, 1.0)
+    assert len(town.granules["code@d0"]) == 5
+
+
 def test_an_impossible_report_is_refused() -> None:
     """A worker that was never started cannot fail to load; nothing has changed."""
     landlord = estate("chat", "code")
