@@ -6,8 +6,6 @@ tells it what that worker may hold, loaded or not, and carries out its wish for 
 
     schedulers ──WorkerActivated, KvNeeded──► Landlord ──OfferCapacity, DrainInstance, ReopenInstance──► schedulers
     workers    ──KvReturned, ModelLoaded, ...──► Landlord ──GrantKv, TakeKv, LoadModel, DozeModel, ...──► workers
-
-With one model it grants all granules at birth and then says nothing: decisions are those without it.
 """
 
 from collections.abc import Callable
@@ -79,11 +77,6 @@ class Landlord:
         commands, self._commands = self._commands, []
         return [msgspec.structs.replace(command, cause=event.id) for command in commands] if event.id else commands
 
-    @property
-    def is_alone(self) -> bool:
-        """Return True with one model, which shares with none."""
-        return len(self.models) < 2
-
     def _tell(self, command: AnyLandlordCommand) -> None:
         self._commands.append(command)
 
@@ -106,9 +99,8 @@ class Landlord:
     # ---- what schedulers want
 
     def _wanted(self, event: events.ModelWanted) -> None:
-        if not self.is_alone:
-            self.tenure.want(self.instances[event.worker], self._now_s)
-            self._settle_all()
+        self.tenure.want(self.instances[event.worker], self._now_s)
+        self._settle_all()
 
     def _activated(self, event: events.WorkerActivated) -> None:
         """Load one more instance of a model that is served before it has requests, if there is room for it.
@@ -134,8 +126,6 @@ class Landlord:
     def _needed(self, event: events.KvNeeded) -> None:
         instance = self.instances[event.worker]
         instance.note_use(event.used_bytes, event.ahead_bytes, event.requests, event.at_s)
-        if self.is_alone:
-            return
         if event.requests and instance.state in ABSENT:
             self._wanted(events.ModelWanted(event.at_s, event.worker))
         elif not event.requests and instance.state is S.DRAINING:
@@ -165,9 +155,6 @@ class Landlord:
         if event.block_bytes * GRANULE_BLOCKS <= instance.house.ledger.granule_bytes:  # else its KV memory is its own
             model.block_bytes = event.block_bytes or model.block_bytes
         instance.house.ledger.reside(instance.id, model.resident_bytes)
-        if self.is_alone:
-            self.lender.birth(instance)
-            return
         if instance.house.promised < len(instance.house.present):
             self.tenure.leave(instance, Why.TOO_LARGE, self._now_s)
         self._settle_all()
@@ -197,8 +184,6 @@ class Landlord:
         ledger = instance.house.ledger
         ledger.give_back_all(instance.id)
         ledger.reside(instance.id, resident_bytes)
-        if self.is_alone:
-            return
         if instance.drained_for is not None:
             instance.drained_for = None
             self._tell(events.ReopenInstance(instance.id, Why.BACK))
@@ -211,8 +196,6 @@ class Landlord:
         self._measured_s = event.at_s
         for model in self.models.values():
             model.demand.observe(event.loads.get(model.name), passed_s)
-        if self.is_alone:
-            return
         for model in self.models.values():
             self._serve_waiting(model, event.loads.get(model.name))
         for instance in self.instances.values():

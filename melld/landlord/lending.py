@@ -41,11 +41,6 @@ class Lender:
                 one.become("load", now_s)
                 self._tell(LoadModel(one.id, Why.WANTED))
 
-    def birth(self, instance: Instance) -> None:
-        """Grant all free granules to a model that shares its device with none."""
-        if granules := instance.house.ledger.grant(instance.id, instance.house.ledger.free):
-            self._tell(GrantKv(instance.id, Why.BIRTH, granules))
-
     def offer(self, instance: Instance, granules: int) -> None:
         """Tell the instance's scheduler what it may hold there, if that has changed."""
         offered = granules * instance.usable_bytes, instance.start_s

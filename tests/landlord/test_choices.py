@@ -121,14 +121,3 @@ def test_a_granule_holds_eight_of_the_largest_blocks(blocks: list[int]) -> None:
     assert granule >= 8 * max(blocks)
     assert granule % GRANULE_UNIT_BYTES == 0
     assert granule - 8 * max(blocks) < GRANULE_UNIT_BYTES
-
-
-@given(st.lists(st.tuples(st.integers(0, 80), st.floats(0.1, 100.0)), max_size=20))
-def test_one_model_hears_of_nothing_but_its_birth(uses: list[tuple[int, float]]) -> None:
-    """Whatever its load does, no command disturbs what the scheduler alone would decide."""
-    town = Town(estate("chat", devices=2))
-    birth = town.tell(e.ModelLoaded(0.0, WorkerId("chat@d0")))
-    assert of(e.GrantKv, birth) == ["chat@d0"]
-    for granules, passed_s in uses:
-        assert town.need("chat@d0", granules, town.now_s) == []
-        assert town.pass_time(town.now_s + passed_s, chat=BUSY) == []

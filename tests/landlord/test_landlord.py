@@ -13,18 +13,6 @@ LEFT = GRANULES - WEIGHTS
 WAITS = e.ModelLoad(arrivals=1, waiting=1, first_bytes=1)
 
 
-def test_one_model_has_all_at_birth_and_hears_nothing_more() -> None:
-    """Who serves one model gets the decisions of a daemon without a Landlord."""
-    town = Town(estate("chat"))
-    (grant,) = town.tell(e.ModelLoaded(0.0, WorkerId("chat@d0")))
-    assert isinstance(grant, e.GrantKv)
-    assert (len(grant.granules), grant.why) == (LEFT, e.Why.BIRTH)
-    later = [town.want("chat@d0"), town.need("chat@d0", 60), town.pass_time(1.0), town.need("chat@d0", 0, 2.0)]
-    assert later == [[], [], [], []]
-    assert town.pass_time(10_000.0) == []
-    assert town.tell(e.ModelGone(10_001.0, WorkerId("chat@d0"))) == []
-
-
 def test_free_memory_is_lent_to_whoever_needs_it() -> None:
     """A model is not held to a share while the rest is unused."""
     town = Town(estate("chat", "code"))
