@@ -283,16 +283,17 @@ class Cluster(Occupancy):
     def commit(self, request: Request) -> None:
         """End the move: the request runs on its destination alone."""
         request.state = request.after("commit")
-        source, destination = request.worker, request.destination
-        assert source is not None, request.id
-        assert destination is not None, request.id
-        self._arrive(request, source, destination)
+        self._arrive(request, *_ends(request))
 
     def abort(self, request: Request) -> None:
         """Cancel the move: the request runs on its source alone."""
         request.state = request.after("abort")
         self.unpin(request)
-        source, destination = request.worker, request.destination
-        assert source is not None, request.id
-        assert destination is not None, request.id
-        self._end_move(request, source, destination)
+        self._end_move(request, *_ends(request))
+
+
+def _ends(request: Request) -> tuple[Worker, Worker]:
+    """Return the source and the destination of the request's move."""
+    assert request.worker is not None, request.id
+    assert request.destination is not None, request.id
+    return request.worker, request.destination

@@ -47,17 +47,14 @@ class Ladder(Generic[R]):
         if key is None:
             self.discard(thing)
             return
-        rungs, order = self._rungs, thing.order
+        order = thing.order
         rung = (key << ORDER_BITS) + order
-        old = self._rungs_of.get(thing)
-        if old == rung:
+        if self._rungs_of.get(thing) == rung:
             return
-        if old is not None:
-            del rungs[bisect_left(rungs, old)]
-            del self._things[old & ORDER_MASK]
+        self.discard(thing)
         self._things[order] = thing
         self._rungs_of[thing] = rung
-        insort(rungs, rung)
+        insort(self._rungs, rung)
 
     def discard(self, thing: R) -> None:
         """Remove the thing if it is present."""

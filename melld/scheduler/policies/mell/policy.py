@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.mell import allocate, depart, settle, update
+from melld.scheduler.policies.mell import allocate, pull, settle, update
 from melld.scheduler.policies.mell.bins import Bin, Item, class_of_single
 from melld.scheduler.policies.mell.classes import Limits, SizeClass, T
 from melld.scheduler.policies.mell.plan import MellPlan, MellSettings
@@ -195,7 +195,7 @@ class Mell(Policy):
             lives = plan.holes.pop((bin_, klass))
             if self.settings.literal:
                 if lives == bin_.lives:
-                    depart.refill(plan, bin_, klass)
+                    pull.refill(plan, bin_, klass)
             else:
                 settle.settle(plan, bin_)
         # With moves in flight, full slots or too few workers, two bins can pass an item back and forth: the next
