@@ -26,9 +26,8 @@ from typing import ClassVar
 
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.fit import tightest_fit
-from melld.scheduler.policies.plus.drain import cheapest_drain
-from melld.scheduler.policies.plus.holes import HolePlan, plan_hole
 from melld.scheduler.policies.plus.outlook import Outlook, leaves_wholly
+from melld.scheduler.policies.plus.plans import HolePlan, cheapest_drain, plan_hole
 from melld.scheduler.policies.plus.settings import BALANCED, Lifetimes, PlusSettings
 from melld.scheduler.policy import Policy
 from melld.scheduler.priorities import STAYS_S, class_of

@@ -5,8 +5,8 @@ import pytest
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.plus.drain import plan_drain
 from melld.scheduler.policies.plus.outlook import CAUTION, FOREVER_S, FORGETTING, MoveTimes, Outlook, leaves_wholly
+from melld.scheduler.policies.plus.plans import plan_drain
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Worker
 from tests.scheduler.driving import lay_out, scheduler_with
