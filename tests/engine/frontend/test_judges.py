@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -82,6 +83,17 @@ def test_what_takes_too_long_is_ended_and_remembered(court: Court) -> None:
                     await judges.judge(constraint(**HEAVY), "a")
                 assert refused.value.code == "constraint_too_complex"
             assert await judges.judge(constraint(choice=["a", "b"]), "a")
+
+    court.runner.run(scenario())
+
+
+def test_no_limit_of_time_is_a_limit(court: Court) -> None:
+    """With `constraint_cpu_s = inf` constraints are compiled, and not all refused."""
+
+    async def scenario() -> None:
+        async with court.judges(math.inf) as judges:
+            for _ in range(3):
+                assert await judges.judge(constraint(choice=["a", "b"]), "a")
 
     court.runner.run(scenario())
 
