@@ -10,7 +10,7 @@ from typing import Any
 
 from melld.config import SERVED_MODEL_NAME, ClusterConfig, Config, CpuDevices, ModelConfig
 from melld.config_reading import read_tables
-from melld.config_server import ServerConfig
+from melld.config_server import ClientConfig, ServerConfig
 from melld.config_values import DIGEST, is_address
 from melld.errors import ConfigError
 
@@ -96,7 +96,10 @@ def _check_keys(server: ServerConfig, where: str) -> None:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             why = f"holds something other than {DIGEST}, as `printf %s KEY | sha256sum` prints them"
             raise ConfigError(where, f"[server.{name}] {why}")
+    owners: dict[str, ClientConfig] = {}
     for client in server.clients:
+        if (owner := owners.setdefault(client.key, client)) != client:
+            raise ConfigError(where, f"[server.clients] {owner.name} and {client.name} have one key: keep one of them")
         if not re.fullmatch(r"[\w.-]{1,64}", client.name):
             raise ConfigError(where, "[server.clients.name] wants at most 64 letters, digits and - . _")
         least, own = client.min_priority, client.priority

@@ -74,6 +74,10 @@ def client(text: str) -> str:
             "[server.clients.priority] wants a whole number from -100 to 100",
         ),
         (client(f"key='{DIGEST}'\nname='a'\nmin_priority=1\npriority=0"), "a has min_priority 1"),
+        (
+            client(f"key='{DIGEST}'\nname='a'\npriority=-1\n[[server.clients]]\nkey='{DIGEST}'\nname='b'"),
+            "[server.clients] a and b have one key",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
