@@ -33,16 +33,11 @@ class Descriptions:
         self._answer = answer
         self._freeze = freeze
         self._parked: dict[str, tuple[say.DescribeRequest, float]] = {}
-        self._step_began_s = self._step_s = 0.0
+        self._step_s = 0.0
 
-    def before_step(self) -> None:
-        """Note that a step may begin."""
-        self._step_began_s = time.monotonic()
-
-    def after_step(self, refuse: Callable[[say.DescribeRequest, MoveRefused], None]) -> None:
+    def after_step(self, step_s: float, refuse: Callable[[say.DescribeRequest, MoveRefused], None]) -> None:
         """Answer the parked commands whose chunk, or first token, was computed in the step; `refuse` the impossible."""
-        now_s = time.monotonic()
-        self._step_s = now_s - self._step_began_s
+        now_s, self._step_s = time.monotonic(), step_s
         for command, since_s in list(self._parked.values()):
             try:
                 self._look_again(command, is_late=now_s - since_s > PATIENCE_S)

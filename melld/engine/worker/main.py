@@ -181,6 +181,6 @@ class EngineLoop:
         mine = (outputs or {}).get(0)
         parts.moves.after_step(mine)
         parts.reporter.report(mine, step_s, counts)
-        parts.moves.after_report()
+        parts.moves.after_report(step_s)
         if not executed and self._engine.scheduler.has_requests():
             time.sleep(0.001)  # all requests wait for a grammar: leave the GIL to the thread that compiles it

@@ -73,7 +73,6 @@ class Moves:
 
     def before_step(self) -> None:
         """Continue warming, also before the engine goes idle."""
-        self._descriptions.before_step()
         if self.warming:
             self._residency.warm_on()
 
@@ -87,11 +86,11 @@ class Moves:
                 except (MoveRefused, NoRoom) as error:
                     self._refuse(expected.command, error)
 
-    def after_report(self) -> None:
-        """Answer for requests that have settled in this step, once its outputs are on their way."""
+    def after_report(self, step_s: float) -> None:
+        """Answer for requests that have settled in this step of `step_s`, once its outputs are on their way."""
         for request, command in list(self._settling.items()):
             self._settled(request, command, self._residency.stillness(request))
-        self._descriptions.after_step(self._refuse)
+        self._descriptions.after_step(step_s, self._refuse)
 
     def forget(self, requests: Sequence[str]) -> None:
         """Drop all state of requests that have left: their blocks are free, and nobody waits for an answer."""
