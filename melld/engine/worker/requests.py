@@ -64,8 +64,9 @@ class Requests:
         """Resume a request from its tokens, now or as soon as possible."""
         request, residency = resumed.arrival.request_id, self._residency
         is_written = request in residency.written  # a cancelled migration to this worker: its blocks are not free yet
-        if not is_written:
-            self._clear(request)
+        has_left_some = request in self._book.leases or request in residency.expected or request in residency.frozen
+        if has_left_some and not is_written:  # of a cancelled migration: it arrives in another way now
+            self._moves.forget([request])
         if is_written or residency.is_in_flight(request):  # else that step's output would be taken for its new life's
             self._deferred.append(resumed)
             return
@@ -86,9 +87,3 @@ class Requests:
         """Abort the requests, whatever their state."""
         self._deferred = [resumed for resumed in self._deferred if resumed.arrival.request_id not in abort.requests]
         self._moves.forget(abort.requests)
-
-    def _clear(self, request: str) -> None:
-        """Drop what a cancelled migration has left of the request, which now arrives in another way."""
-        residency = self._residency
-        if request in self._book.leases or request in residency.expected or request in residency.frozen:
-            self._moves.forget([request])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from melld.engine.worker.residency.runner import model_runner_of
 from melld.migrate.transports import shared_memory
 from melld.migrate.transports.layout import KvLayout, layout_of
 
@@ -37,8 +38,7 @@ class KvMemory:
 
 def kv_memory_of(engine: "EngineCore") -> KvMemory:
     """Return the KV cache of an engine with one device, in this process; raise `UnsupportedLayout` as `KvMemory`."""
-    executor: Any = engine.model_executor
-    return KvMemory(executor.driver_worker.worker.model_runner, engine.scheduler.kv_cache_config.num_blocks)
+    return KvMemory(model_runner_of(engine), engine.scheduler.kv_cache_config.num_blocks)
 
 
 def _tensors_of(runner: Any) -> list[torch.Tensor]:

@@ -22,7 +22,6 @@ from melld.engine.pin import check_vllm_version
 from melld.engine.worker.residency.arrival import Arrival, Arrivals, complete_arrival, prepare_arrival
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.departure import Departures, Stillness
-from melld.engine.worker.residency.preemption import forget_uncomputed
 from melld.engine.worker.residency.rules import (
     adapter_refusal,
     engine_name,
@@ -36,6 +35,7 @@ from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reser
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
@@ -60,7 +60,7 @@ class Residency:
         # With steps in flight, one of them may still write to a block that an ended request has freed.  Vital here, as
         # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
         self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
-        forget_uncomputed(self._scheduler)
+        _forget_uncomputed(self._scheduler)
         runner = runner_of(engine)
         self._scratch = scratch
         self._epochs = epochs
@@ -217,3 +217,23 @@ class Residency:
 def _begun_by(step: "SchedulerOutput") -> set[str]:
     """Return the requests that were not running before the step."""
     return {new.req_id for new in step.scheduled_new_reqs}.union(step.scheduled_cached_reqs.resumed_req_ids)
+
+
+def _forget_uncomputed(scheduler: "Scheduler") -> None:
+    """Have this scheduler's preemptions drop from the prefix cache what no step has computed or is computing.
+
+    A fix of vLLM 0.32.0, which names a block in its prefix cache when it plans the step that completes it.  Going by
+    priority, it may preempt a request that it has planned for in the same step: its block stays named, and a later
+    request reads what another has left there.
+    """
+    manager: Any = scheduler.kv_cache_manager
+    preempt: Any = scheduler._preempt_request  # noqa: SLF001
+
+    def forget_and_preempt(request: "Request", *rest: Any, **options: Any) -> None:
+        tables, groups = manager.get_block_ids(request.request_id), manager.coordinator.single_type_managers
+        # The tokens of the step that is being planned are counted once all of it is planned.
+        computed = [request.num_computed_tokens // group.block_size for group in groups]
+        manager.evict_blocks({block for table, full in zip(tables, computed, strict=True) for block in table[full:]})
+        preempt(request, *rest, **options)
+
+    scheduler._preempt_request = forget_and_preempt  # noqa: SLF001

@@ -210,9 +210,14 @@ def _take(rank: Any, state: "CachedRequestState", generator_state: bytes | None)
 def runner_of(engine: "EngineCore") -> Runner:
     """Return the adapter for the runners of this engine, in this process or in its ranks."""
     scheduler: Any = engine.scheduler
-    executor: Any = engine.model_executor
     if scheduler.use_v2_model_runner:
         return Runner()
     if engine.vllm_config.parallel_config.world_size > 1:
-        return RanksV1(executor)
-    return RunnerV1(executor.driver_worker.worker.model_runner)
+        return RanksV1(engine.model_executor)
+    return RunnerV1(model_runner_of(engine))
+
+
+def model_runner_of(engine: "EngineCore") -> Any:
+    """Return vLLM's runner of an engine with one device, in this process."""
+    executor: Any = engine.model_executor
+    return executor.driver_worker.worker.model_runner

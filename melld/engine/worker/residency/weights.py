@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from melld.engine.worker.residency.runner import model_runner_of
 from melld.engine.worker.start import block_bytes_of, resident_bytes
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ class CpuWeights:
     def __init__(self, engine: "EngineCore") -> None:
         self._engine = engine
         self._config = engine.vllm_config
-        self._executor: Any = engine.model_executor
         self._sizes: list[tuple[torch.UntypedStorage, int]] = []
         self._packed: list[Any] = []
 
@@ -44,7 +44,7 @@ class CpuWeights:
 
     def drop(self) -> None:
         """Free their memory.  Until `restore` the engine computes nothing."""
-        model = self._model()
+        model: torch.nn.Module = model_runner_of(self._engine).get_model()
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in model.parameters()}
         self._sizes = [(storage, storage.nbytes()) for storage in storages.values()]
         self._packed = [layer for layer in model.modules() if "cpu_linear" in vars(layer)]
@@ -61,7 +61,7 @@ class CpuWeights:
         """
         for storage, nbytes in self._sizes:
             storage.resize_(nbytes)
-        self._runner().reload_weights()
+        model_runner_of(self._engine).reload_weights()
         for layer in self._packed:
             if "cpu_linear" not in vars(layer):  # its weight is another layer's
                 layer.quant_method.process_weights_after_loading(layer)
@@ -70,13 +70,6 @@ class CpuWeights:
     def held_bytes(self) -> int:
         """Return what the process holds now."""
         return resident_bytes(self._engine)
-
-    def _runner(self) -> Any:
-        return self._executor.driver_worker.worker.model_runner
-
-    def _model(self) -> torch.nn.Module:
-        model: torch.nn.Module = self._runner().get_model()
-        return model
 
 
 class SleepMode:
