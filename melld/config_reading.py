@@ -102,9 +102,8 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
 
 def _wanted(path: list[str], tables: dict[str, Any], known: inspect.Type) -> str:
     """Say what the key at `path` takes, and what is there."""
-    kind, value = known, tables
+    kind, value = _at(known, path), tables
     for name in path:
-        kind = _field(kind, name).type
         value = _below(value, name)
     several = "; several models are [[models]]" if path == ["model"] and isinstance(value, list) else ""
     given = "what is there" if _is_secret(kind) else _toml(value)
@@ -120,9 +119,7 @@ def _below(value: Any, name: str) -> Any:
 
 
 def _unknown_key(key: str, path: list[str], known: inspect.Type) -> str:
-    kind = known
-    for name in path:
-        kind = _field(kind, name).type
+    kind = _at(known, path)
     names = [field.encode_name for field in _struct(kind).fields]
     homes = [table for table, fields in _tables(known, "") if key in fields]
     hint = f"; it belongs to [{homes[0]}]" if homes else did_you_mean(key, names)
@@ -171,11 +168,8 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 
 def _example(known: inspect.Type, path: list[str]) -> str:
     """Return a value of the key to paste: from its annotation, else its default, else one of its type."""
-    kind: inspect.Type = known
-    default: Any = None
-    for name in path:
-        field = _field(kind, name)
-        kind, default = field.type, field.default
+    field = _field(_at(known, path[:-1]), path[-1])
+    kind, default = field.type, field.default
     if isinstance(kind, inspect.Metadata) and (examples := (kind.extra_json_schema or {}).get("examples")):
         return _toml(examples[0])
     plain = [_bare(part) for part in _alternatives(kind)]
@@ -221,6 +215,12 @@ def _structs(kind: inspect.Type) -> list[inspect.StructType]:
 
 def _struct(kind: inspect.Type) -> inspect.StructType:
     return _structs(kind)[0]
+
+
+def _at(kind: inspect.Type, path: list[str]) -> inspect.Type:
+    for name in path:
+        kind = _field(kind, name).type
+    return kind
 
 
 def _field(kind: inspect.Type, name: str) -> inspect.Field:
