@@ -7,6 +7,7 @@ and their ends are read from /proc, but no more are asked of it.
 """
 
 import asyncio
+import collections
 import contextlib
 import logging
 import os
@@ -70,6 +71,8 @@ class Forks:
         self._control = control
         self._lines = lines
         self._on_done = on_done
+        self._unsent: collections.deque[tuple[bytes, list[int], contextlib.ExitStack]] = collections.deque()
+        """What the template's socket had no room for, its descriptors, and what closes them."""
         self._births: dict[int, Birth] = {}
         self._unwanted: set[int] = set()
         self._numbers = 0
@@ -95,10 +98,32 @@ class Forks:
         birth.forks, birth.number = self, self._numbers
         packet = msgspec.msgpack.encode(SpawnWorker(number=birth.number, spec=spec, program=program))
         assert len(packet) <= MAX_MESSAGE_BYTES, f"a specification of {len(packet)} bytes"
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dying: `_lost` follows
+        try:
             socket.send_fds(self._control, [packet], descriptors)
+        except BlockingIOError:  # it imports, and reads nothing yet
+            self._send_later(packet, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it is dying: `_lost` follows
         self._births[birth.number] = birth
         self._await_answer()
+
+    def _send_later(self, packet: bytes, descriptors: tuple[int, ...]) -> None:
+        with contextlib.ExitStack() as closing:
+            own = []
+            for descriptor in descriptors:
+                own.append(os.dup(descriptor))
+                closing.callback(os.close, own[-1])
+            self._unsent.append((packet, own, closing.pop_all()))
+        asyncio.get_running_loop().add_writer(self._control, self._send_unsent)
+
+    def _send_unsent(self) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while self._unsent:
+                packet, descriptors, closing = self._unsent[0]
+                socket.send_fds(self._control, [packet], descriptors)
+                self._unsent.popleft()
+                closing.close()
+            asyncio.get_running_loop().remove_writer(self._control)
 
     def kill(self, birth: Birth) -> None:
         """See `Birth.kill`."""
@@ -208,7 +233,11 @@ class Forks:
     def _lost(self) -> None:
         """Clean up after the template's end: the kernel kills its children."""
         asyncio.get_running_loop().remove_reader(self._control)
+        asyncio.get_running_loop().remove_writer(self._control)
         self._control.close()
+        for _, _, closing in self._unsent:
+            closing.close()
+        self._unsent.clear()
         if self._looking is not None:
             self._looking.cancel()
         code = self._end()

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from melld.engine.host.forks import Birth, Forks
 from melld.engine.host.lines import OutputLines
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
+from melld.engine.wire.template import MAX_MESSAGE_BYTES, SpawnWorker
 
 
 def a_process_that_has_ended() -> subprocess.Popen[bytes]:
@@ -81,6 +83,30 @@ async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates
             )
     template.stop()
     assert told == [1]
+
+
+async def test_more_workers_are_asked_for_than_its_socket_holds() -> None:
+    """While it imports it reads nothing: on a machine with many cores the last ones were told of as failed to start."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    lines = OutputLines(lambda _: None)
+    os.close(lines.open())
+    forks = Forks(a_process_that_has_ended(), ours, lines, lambda _: None)
+    spec = WorkerSpec(worker="w0", model_path="m" * 500, device_kind="cpu")
+    births = [Birth(lambda _pid: None, lambda _code, _cause: None) for _ in range(300)]
+    for birth in births:
+        forks.ask(birth, spec, (0, 1), "main")
+    asked: list[int] = []
+    while len(asked) < len(births) - 100:  # the rest is never read
+        await asyncio.sleep(0)
+        with contextlib.suppress(BlockingIOError):
+            packet, descriptors, _, _ = socket.recv_fds(theirs, MAX_MESSAGE_BYTES, 4)
+            asked.append(msgspec.msgpack.decode(packet, type=SpawnWorker).number)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    assert asked == [birth.number for birth in births][: len(asked)]
+    forks.stop()
+    theirs.close()
 
 
 async def test_a_template_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
