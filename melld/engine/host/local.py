@@ -4,6 +4,7 @@ Owns a worker's socket, the pipe that it prints to, and the words for its end.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from melld.engine.host.standstill import Onlooker, Reach, Standstill
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
+
+READ_BYTES = 1 << 18
 
 
 class LocalHost:
@@ -45,7 +48,7 @@ class LocalChild(asyncio.Protocol):
         self._onlooker: Onlooker | None = None
         self._transport: asyncio.Transport | None = None
         lent = spec.arena.files if spec.arena is not None else ()
-        ours, theirs = socket.socketpair()
+        self._wire, theirs = socket.socketpair()
         with theirs:
             write_end = self._lines.open()
             try:
@@ -53,7 +56,7 @@ class LocalChild(asyncio.Protocol):
             finally:
                 os.close(write_end)
         loop = asyncio.get_running_loop()
-        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
+        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=self._wire))
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """See `Child.write`."""
@@ -88,11 +91,20 @@ class LocalChild(asyncio.Protocol):
 
     def _exited(self, exit_code: int | None, cause: str) -> None:
         self._connecting.cancel()
-        if self._transport is not None:
-            self._transport.close()
-        self._lines.read_rest()
-        reason = cause or end_in_words(exit_code, self._fate.killer, self._lines.last)
-        self._ear.exited(reason, self._fate.is_from_outside(exit_code))
+        try:
+            self._read_rest()
+        finally:
+            if self._transport is not None:
+                self._transport.close()
+            self._lines.read_rest()
+            reason = cause or end_in_words(exit_code, self._fate.killer, self._lines.last)
+            self._ear.exited(reason, self._fate.is_from_outside(exit_code))
+
+    def _read_rest(self) -> None:
+        """Read what the process has still written: why it failed, and the last tokens of its requests."""
+        with contextlib.suppress(OSError):  # nothing more is there, or the wire is closed
+            while data := self._wire.recv(READ_BYTES, socket.MSG_DONTWAIT):
+                self._ear.received(data)
 
 
 def with_own_cache(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:

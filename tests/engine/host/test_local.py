@@ -1,7 +1,47 @@
 """This machine as a host."""
 
-from melld.engine.host.local import with_own_cache
+import os
+import socket
+from typing import Any
+
+from melld.engine.host.forks import Birth
+from melld.engine.host.local import LocalChild, with_own_cache
 from melld.engine.wire.spec import WorkerSpec
+
+
+class Cradle:
+    """In the place of a template: keeps the ends that a worker would have."""
+
+    def spawn(self, birth: Birth, _spec: WorkerSpec, descriptors: tuple[int, ...]) -> None:
+        """Keep them."""
+        self.birth, self.wire = birth, socket.socket(fileno=os.dup(descriptors[0]))
+
+
+class Ear:
+    """Keeps what it hears, in its order."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def forked(self, pid: int) -> None: ...
+    def printed(self, line: str) -> None: ...
+
+    def received(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def exited(self, reason: str, from_outside: bool) -> None:
+        self.heard.append(reason)
+
+
+async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
+    """Where two die at once the second one's end may be read first; it says why, and holds tokens of its requests."""
+    cradle, ear = Cradle(), Ear()
+    child: Any = LocalChild(cradle, WorkerSpec(worker="w0", model_path="m", device_kind="cpu"), ear)  # type: ignore[arg-type]
+    await child._connecting
+    with cradle.wire as wire:
+        wire.sendall(b"why it fails")
+    cradle.birth.on_exited(1, "")
+    assert ear.heard == [b"why it fails", "ended with exit code 1"]
 
 
 def test_each_gpu_worker_keeps_what_it_compiles_to_itself() -> None:
