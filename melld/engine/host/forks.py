@@ -22,8 +22,15 @@ import msgspec
 from melld.engine.host.fate import Fate, end_in_words
 from melld.engine.host.lines import OutputLines
 from melld.engine.host.standstill import Onlooker
-from melld.engine.wire.spec import WorkerSpec
-from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, Program, SpawnWorker, WorkerExited, WorkerForked
+from melld.engine.wire.spec import (
+    MAX_MESSAGE_BYTES,
+    FromTemplate,
+    Program,
+    SpawnWorker,
+    WorkerExited,
+    WorkerForked,
+    WorkerSpec,
+)
 
 log = logging.getLogger("melld.template")
 ENDING_S = 0.2

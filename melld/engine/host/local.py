@@ -19,10 +19,8 @@ from melld.engine.host.lines import OutputLines
 from melld.engine.host.ports import Ear
 from melld.engine.host.standstill import Onlooker, Reach, Standstill
 from melld.engine.host.template import TemplateProcess
-from melld.engine.wire.frames import Buffer
+from melld.engine.wire.frames import READ_BYTES, Buffer
 from melld.engine.wire.spec import WorkerSpec
-
-READ_BYTES = 1 << 18
 
 
 class LocalHost:

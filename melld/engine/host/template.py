@@ -13,8 +13,7 @@ from pathlib import Path
 
 from melld.engine.host.forks import Birth, Forks
 from melld.engine.host.lines import OutputLines
-from melld.engine.wire.spec import WorkerSpec
-from melld.engine.wire.template import Program
+from melld.engine.wire.spec import Program, WorkerSpec
 
 log = logging.getLogger("melld.template")
 BEGIN = (

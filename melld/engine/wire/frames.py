@@ -15,6 +15,8 @@ import msgspec
 Buffer = bytes | bytearray | memoryview
 _COUNT = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
+READ_BYTES = 1 << 18
+"""As much is read from a wire at once."""
 
 _encoder = msgspec.msgpack.Encoder()
 

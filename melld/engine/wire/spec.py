@@ -1,11 +1,17 @@
-"""Everything that a worker process gets at its start.
+"""Everything that a worker process gets at its start, and the messages between daemon and template process about it.
 
-Owns the shapes, without I/O.
+Owns the shapes, without I/O.  Each message is one packet.  `SpawnWorker` travels with descriptors: the worker's end of
+its wire, the pipe for what it prints, and the chunks of its arena (`ArenaSpec.files`).
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+MAX_MESSAGE_BYTES = 1 << 17
+MAX_DESCRIPTORS = 253
+"""The kernel's limit for one message."""
+Program = Literal["main", "judge"]
 
 
 class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +81,29 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def has_ranks(self) -> bool:
         """Return whether processes of its own compute for the worker, one per device."""
         return bool(self.engine_arguments.get("tensor_parallel_size", 1) > 1)
+
+
+class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Fork a worker.  `number` names it in the answers; no two have the same."""
+
+    number: int
+    spec: WorkerSpec
+    program: Program = "main"
+    """The program to run: `main` of the module `melld.engine.worker.<program>`."""
+
+
+class WorkerForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker was forked.  Its process id is not reused before `WorkerExited`."""
+
+    number: int
+    pid: int
+
+
+class WorkerExited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker has exited.  `exit_code` is negative for a signal."""
+
+    number: int
+    exit_code: int
+
+
+FromTemplate = WorkerForked | WorkerExited

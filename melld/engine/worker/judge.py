@@ -20,7 +20,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from melld.engine.frontend.schema import Budget, check_schema
-from melld.engine.wire.frames import FrameDecoder
+from melld.engine.wire.frames import READ_BYTES, FrameDecoder
 from melld.engine.wire.judge import MEMORY_BYTES, JudgeConstraint, JudgeReady, Verdict
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.grammars import GrammarBackends
@@ -30,7 +30,6 @@ from melld.errors import MelldError
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
-READ_BYTES = 1 << 18
 LONGEST_TIMER_S = 1e6
 """Stands for longer times, which the kernel's timer does not take."""
 

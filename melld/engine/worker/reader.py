@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.engine.wire import messages as wire
-from melld.engine.wire.frames import FrameDecoder
+from melld.engine.wire.frames import READ_BYTES, FrameDecoder
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
-
-READ_BYTES = 1 << 18
 
 Received = tuple[Any, list[bytes]]
 """A message of `wire.ToWorker` and its payload, as read."""

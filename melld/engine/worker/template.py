@@ -23,8 +23,7 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from melld.engine.wire import template as wire
-from melld.engine.wire.spec import WorkerSpec
+from melld.engine.wire import spec as wire
 from melld.engine.worker.start import die_with_parent, vital
 
 # For a child that has to import everything itself.
@@ -120,7 +119,7 @@ def may_use_gpu() -> bool:
     return not torch.cuda._is_in_bad_fork()  # noqa: SLF001
 
 
-def _with_files(spec: WorkerSpec, lent: list[int]) -> WorkerSpec:
+def _with_files(spec: wire.WorkerSpec, lent: list[int]) -> wire.WorkerSpec:
     """Return the specification with the numbers that the descriptors of its arena have here."""
     if spec.arena is None or not lent:
         return spec
@@ -129,7 +128,7 @@ def _with_files(spec: WorkerSpec, lent: list[int]) -> WorkerSpec:
 
 def begin(program: wire.Program, spec_bytes: bytes, descriptor: int) -> None:
     """Become `program`, in a child.  `descriptor`: its end of its wire."""
-    spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
+    spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
     os.environ.update(spec.environment)
     importlib.import_module(f"melld.engine.worker.{program}").main(spec, socket.socket(fileno=descriptor))
 

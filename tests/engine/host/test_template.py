@@ -15,8 +15,7 @@ import pytest
 from melld.engine.host.forks import Birth, Forks
 from melld.engine.host.lines import OutputLines
 from melld.engine.host.template import TemplateProcess
-from melld.engine.wire.spec import WorkerSpec
-from melld.engine.wire.template import MAX_MESSAGE_BYTES, SpawnWorker
+from melld.engine.wire.spec import MAX_MESSAGE_BYTES, SpawnWorker, WorkerSpec
 
 
 def a_process_that_has_ended() -> subprocess.Popen[bytes]:

@@ -6,8 +6,7 @@ import socket
 import msgspec
 import pytest
 
-from melld.engine.wire.spec import WorkerSpec
-from melld.engine.wire.template import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited
+from melld.engine.wire.spec import MAX_MESSAGE_BYTES, FromTemplate, SpawnWorker, WorkerExited, WorkerSpec
 from melld.engine.worker.template import Template
 
 
