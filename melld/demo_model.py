@@ -127,7 +127,11 @@ def _is_complete(directory: Path, seed: int) -> bool:
     """Return True if `directory` holds the complete demo model of this seed."""
     if not all((directory / name).is_file() for name in FILES):
         return False
-    found = json.loads((directory / "config.json").read_text()).get("melld_demo_seed")
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except ValueError as error:
+        raise ConfigError(str(directory), f"config.json is damaged: {error}") from error
+    found = config.get("melld_demo_seed")
     if found != seed:
         made_with = "is not a demo model" if found is None else f"was made with seed {found}"
         raise ConfigError(str(directory), f"holds a model that {made_with}: choose another directory")

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_nothing_else_is_ever_overwritten(model: Path, tmp_path: Path) -> None:
         make_demo_model(model, seed=7)
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes"]
     assert (tmp_path / "notes" / "precious.txt").read_text() == "keep me"
+
+
+def test_a_damaged_model_is_told(model: Path, tmp_path: Path) -> None:
+    """A file that was cut short, on a full disk say, is named in a line."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model, damaged)
+    (damaged / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        make_demo_model(damaged)
 
 
 def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
