@@ -221,7 +221,7 @@ class Dispatch:
         kv_bytes = worker.used_bytes - worker.leaving_bytes + request.kv_bytes
         grows_s = max(awake_s - outlook.wakes_s(worker), 0.0)
         lacking_bytes = kv_bytes + count * outlook.growth_bytes_s(worker) * grows_s - worker.capacity_bytes
-        return count * max(lacking_bytes, 0.0) / kv_bytes
+        return count * max(lacking_bytes, 0.0) / max(kv_bytes, 1)
 
     def _near(self, request: Request, worker: Worker, prompt: Prompt) -> float:
         """Return the part of the time until its first token that the request should use; since its arrival, if new."""

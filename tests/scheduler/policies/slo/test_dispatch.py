@@ -278,6 +278,7 @@ def test_while_another_worker_wakes_those_that_overflow_meanwhile_are_missed() -
     assert (missed, worker.id) == (pytest.approx(lacking_bytes / 300), "w0")
     waking.wake_s = 30.0
     assert dispatch.least_missed(newcomer(100), SMALL)[1] is waking, "its first token is late, and nobody else's"
+    assert laid_out({}).policy.dispatch.least_missed(newcomer(0), SMALL)[0] == 0.0, "a model without KV"
 
 
 def test_without_a_pace_only_late_first_tokens_are_missed() -> None:
