@@ -36,6 +36,18 @@ def test_the_rate_is_right_whatever_the_epoch_and_the_block(epoch_s: float) -> N
     assert pytest.approx(worker.growth_bytes_s, rel=0.2) == 25.0
 
 
+def test_the_rate_of_all_is_that_of_their_requests_whichever_worker_they_are_on() -> None:
+    """A worker with three requests says three times as much as one with one."""
+    growth, workers = GrowthRate(), [Worker(name, 10**9, 100, 0, 0) for name in "vw"]
+    growth.observe(0.0, workers)
+    for worker, count, grown_bytes in zip(workers, (3, 1), (300, 20), strict=True):
+        worker.requests = {f"r{number}": Request(f"r{number}", 0, 0, number, decodes=True) for number in range(count)}
+        worker.growing, worker.grown_bytes = count, grown_bytes
+    growth.observe(2.0, workers)
+    assert [worker.growth_bytes_s for worker in workers] == [50.0, 10.0]
+    assert growth.bytes_per_s == 40.0
+
+
 def test_small_changes_of_the_rate_do_not_move_what_is_reckoned_ahead() -> None:
     """A jitter of the rate does not re-sort ten thousand workers."""
     growth = GrowthRate()

@@ -8,7 +8,7 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.plus.outlook import CAUTION, FOREVER_S, FORGETTING, MoveTimes, Outlook, leaves_wholly
 from melld.scheduler.policies.plus.plans import plan_drain
 from melld.scheduler.reasons import Reason
-from melld.scheduler.state import Worker
+from melld.scheduler.state import Request, Worker
 from tests.scheduler.driving import lay_out, scheduler_with
 
 HORIZON_S = 2.0
@@ -96,6 +96,35 @@ def test_a_cure_takes_effect_after_the_next_look_and_a_move() -> None:
         outlook.moves.took(350, 6.0)
         assert outlook.look_s(worker) == pytest.approx(HORIZON_S if instant else 5.0 + CAUTION * 4.0)
         assert outlook.look_s(empty) == pytest.approx(HORIZON_S if instant else 5.0)
+
+
+def test_growth_is_the_worker_s_own_else_that_of_all_else_what_is_expected() -> None:
+    """A worker that has just been woken grows as the others do; the first of all as it should."""
+    outlook, (worker,) = laid_out({"a": 300}, growth_bytes_s=0.0)
+    assert outlook.growth_bytes_s(worker) == 0.0
+    outlook.expect_growth(3.0)
+    assert outlook.growth_bytes_s(worker) == 3.0
+    outlook.cluster.growth.bytes_per_s = 2.0
+    assert outlook.growth_bytes_s(worker) == 2.0
+    worker.growth_bytes_s = 1.0
+    assert outlook.growth_bytes_s(worker) == 1.0
+
+
+def test_others_crowd_urgent_ones_by_their_bytes_or_by_their_slots() -> None:
+    """A part of both is kept for the urgent; who is leaving has no slot any more."""
+    for requests, kv_bytes, crowds in (
+        ({"a": 100}, 650, False),
+        ({"a": 100}, 651, True),
+        ({f"r{number}": 1 for number in range(7)}, 1, False),
+        ({f"r{number}": 1 for number in range(8)}, 1, True),
+    ):
+        outlook, (worker, other) = laid_out(requests, {}, slots=10)
+        worker.urgent = 1
+        request = Request(RequestId("new"), kv_bytes, 0, 99)
+        assert outlook.crowds(request, worker) is crowds
+        assert not outlook.crowds(request, other)
+    move(outlook, "r0", other)
+    assert not outlook.crowds(request, worker)
 
 
 def test_a_worker_is_overloaded_if_it_overflows_before_the_next_look() -> None:
