@@ -221,13 +221,16 @@ class MellSlo(MellPlus):
 
     def _kept_s(self, gaps: Gaps, level: int) -> float:
         """Return for how long so many workers are still kept, though fewer are needed by these gaps."""
-        after_s = self.cluster.settings.retire_after_s
-        if after_s is None:
-            after_s = kept_s(gaps.of(level), self._wake_s() + self.feedback.price_s)
-        return after_s - gaps.since_s(level, self.cluster.now_s)
+        price_s = self._wake_s() + self.feedback.price_s
+        return kept_s(gaps.of(level), price_s) - gaps.since_s(level, self.cluster.now_s)
 
     def _empty_one(self) -> None:
-        """Move away what still runs on the youngest busy worker, once that is not worth being kept for the service."""
+        """Move away what still runs on the youngest busy worker, once that is not worth being kept for the service.
+
+        Where an operator says how long a worker without requests stays awake, streams may keep one awake, too.
+        """
+        if self.cluster.settings.retire_after_s is not None:
+            return
         by_activation = sorted(self.cluster.active.values(), key=lambda worker: worker.order)
         serving = [one for one in by_activation[: self.demand.workers] if self.roles.of(one) is not Role.PREFILL]
         for level in range(len(by_activation), self.demand.workers, -1):

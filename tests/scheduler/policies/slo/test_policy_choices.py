@@ -250,13 +250,13 @@ def test_a_worker_beyond_the_service_is_emptied_as_soon_as_it_may_sleep() -> Non
 
 
 def test_a_worker_beyond_the_service_keeps_what_no_other_would_take() -> None:
-    """Nor does anyone leave a worker that the operator keeps awake for longer, or go to where only prompts run."""
+    """Nor does anyone leave where an operator says when workers sleep, or go to where only prompts run."""
     fixed = RoleSettings(fixed={WorkerId("w0"): Role.PREFILL})
     for kv_bytes, after_s, roles, goes in (
-        (10, 3.0, MIXED, True),
-        (990, 3.0, MIXED, False),
-        (10, 9.0, MIXED, False),
-        (10, 3.0, fixed, False),
+        (10, None, MIXED, True),
+        (990, None, MIXED, False),
+        (10, 3.0, MIXED, False),
+        (10, None, fixed, False),
     ):
         scheduler = laid_out({} if roles is fixed else {"a": 30}, {"b": kv_bytes}, retire_after_s=after_s, roles=roles)
         policy = scheduler.policy
@@ -265,7 +265,8 @@ def test_a_worker_beyond_the_service_keeps_what_no_other_would_take() -> None:
         scheduler.handle(e.EpochStarted(10.0))
         policy.demand.workers = 1
         scheduler.handle(e.EpochStarted(11.0))
-        assert bool(moved(scheduler.handle(e.EpochStarted(15.0)))) is goes
+        kept_s = policy.feedback.price_s
+        assert bool(moved(scheduler.handle(e.EpochStarted(12.0 + kept_s)))) is goes
 
 
 def test_without_targets_it_sleeps_and_drains_as_mell_plus() -> None:
