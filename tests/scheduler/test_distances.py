@@ -55,6 +55,18 @@ def test_of_other_machines_one_that_is_awake_is_better_than_an_empty_one_that_wa
     assert set(relieved(scheduler).values()) == {"w2"}
 
 
+def test_one_that_wakes_is_soon_awake_if_it_is_by_the_next_look_and_near() -> None:
+    """On another machine the request's prompt is computed first."""
+    scheduler = two_machines({"a": 500}, {}, {})
+    source, near, far = (scheduler.cluster.workers[WorkerId(name)] for name in ("w0", "w1", "w2"))
+    outlook = scheduler.policy.outlook
+    for scheduler.cluster.now_s in (10.0, 11.0):
+        outlook.next_epoch()
+    for wakes_s, soon in ((0.0, (True, True)), (1.0, (True, False)), (1.5, (False, False))):
+        near.wake_s = far.wake_s = 1.0 + wakes_s  # since 10.0
+        assert (outlook.is_awake_soon(near, source), outlook.is_awake_soon(far, source)) == soon
+
+
 @pytest.mark.parametrize("kv", [True, False])
 def test_a_worker_beyond_the_service_is_emptied_by_copies_alone(kv: bool) -> None:
     """To compute streams anew elsewhere would cost what sleeping sooner saves."""

@@ -105,6 +105,11 @@ class Outlook:
         """Return how long the worker still wakes; 0 if it computes."""
         return max(worker.active_s + worker.wake_s - self.cluster.now_s, 0.0)
 
+    def is_awake_soon(self, taker: Worker, source: Worker) -> bool:
+        """Return True if the taker computes by when a cure takes effect; a far one has prompts to compute: now."""
+        is_far = self.cluster.distances.is_far(source, taker)
+        return self.wakes_s(taker) <= (0.0 if is_far else self.look_s(source))
+
     def life_s(self, worker: Worker, more_bytes: int = 0, more: int = 0) -> float:
         """Return the worker's life with `more` requests of `more_bytes` in total added, moves in flight done."""
         free_bytes = worker.capacity_bytes - worker.used_bytes + worker.leaving_bytes - more_bytes

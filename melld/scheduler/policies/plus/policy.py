@@ -152,13 +152,13 @@ class MellPlus(Policy):
     def _hurry(self, worker: Worker) -> None:
         """Move the smallest request, which is gone soonest, ahead of the moves under way.
 
-        It goes to no worker that sleeps or wakes: that would take too long, and then both would have to keep its room.
+        No worker is woken for it, nor is one waited for that wakes: both would have to keep its room meanwhile.
         """
         requests = worker.movable
         if requests and worker.count - worker.leaving > 1:
             smallest = min(requests, key=lambda request: (request.kv_bytes, request.sequence))
             move = self._best_move(worker, [smallest])
-            if move is not None and not self.outlook.wakes_s(move[1]):
+            if move is not None and self.outlook.is_awake_soon(move[1], worker):
                 self.cluster.assign(*move, Reason.OVERLOAD, 0.0)
 
     def _relieve(self, worker: Worker) -> None:
