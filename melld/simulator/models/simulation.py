@@ -157,7 +157,7 @@ class ModelsSimulation:
         self._handle(e.ModelsMeasured(self.now_s, self._take_loads()))
         for instance in self.instances.values():
             self._admit(instance)
-        awake = {one.id.partition("@")[2] for one in self.instances.values() if one.is_ready}
+        awake = {one.id.rpartition("@")[2] for one in self.instances.values() if one.is_ready}
         self.measures.sample(self.now_s, awake)
 
     def _finish(self, instance: SimulatedInstance, request: SimulatedRequest) -> None:

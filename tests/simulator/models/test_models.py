@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from melld.ids import ModelName
@@ -69,6 +70,15 @@ def test_lending_serves_more_in_time_than_a_split_where_memory_is_short() -> Non
     load = load_of(estate, 120.0)
     lending, split = (run_tenancy(name, estate, load).attainment for name in ("lending", "split"))
     assert lending > split + 0.1
+
+
+def test_a_device_is_counted_once_whatever_its_models_are_called() -> None:
+    """A name may have an `@`, as revisions of models have."""
+    plain = setting(2, 0.7)
+    first, *others = plain.models
+    named = msgspec.structs.replace(plain, models=(msgspec.structs.replace(first, name=ModelName("m@v1")), *others))
+    device_s = [run_tenancy("lending", estate, load_of(estate, 60.0)).device_seconds for estate in (plain, named)]
+    assert device_s[0] == device_s[1]
 
 
 def test_equal_seeds_give_equal_reports() -> None:
