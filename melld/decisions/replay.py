@@ -49,6 +49,8 @@ class Replayed(msgspec.Struct, frozen=True):
 def replay(records: Iterable[Record], policies: Policies, policy: str | None = None) -> Replayed:
     """Give the log's facts to a scheduler, step by step, until a decision differs or the log ends.
 
+    A daemon that was killed may have written a part of its last step: what is missing there does not differ.
+
     `policy`: one of `policies`; None: the log's own.
 
     Raises:
@@ -68,8 +70,11 @@ def replay(records: Iterable[Record], policies: Policies, policy: str | None = N
         rest = (record for record in stream if record["kind"] != "moved")
     recorder = Recorder()
     step = happened = decisions = 0
+    missing: Difference | None = None
     try:
         for step, group in groupby(rest, key=lambda record: int(record.get("step", 0))):
+            if missing is not None:
+                return Replayed(policy, read[0], happened, decisions, missing)
             found = list(group)
             event = as_event([record for record in found if not is_decision(record)])
             commands = scheduler.handle(event)
@@ -79,7 +84,9 @@ def replay(records: Iterable[Record], policies: Policies, policy: str | None = N
             ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
             decided = [recorder.decision(event.at_s, command, ways) for command in commands]
             for pair in zip_longest(logged, decided):
-                if pair[0] != pair[1]:
+                if pair[0] is None:
+                    missing = missing or Difference(step, *pair)
+                elif pair[0] != pair[1]:
                     return Replayed(policy, read[0], happened, decisions, Difference(step, *pair))
             decisions += len(logged)
     except (IllegalTransition, ValueError, LookupError, TypeError) as error:

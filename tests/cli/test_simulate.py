@@ -56,8 +56,10 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
     assert main([*replay, "best-fit", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["difference"]["step"] > 0
     assert main([*replay, "best-fit,mell-plus"]) == 2
+    log.write_bytes(log.read_bytes()[:-7])
+    assert main(["simulate", "--replay", str(log)]) == 0, "its last line is cut off"
     capsys.readouterr()
-    for broken in ('{"at": 1', '{"at": 1}', '{"at": 1, "kind": "worker", "step": 1}', ""):
+    for broken in ('{"at": 1', '{"at": 1\n', '{"at": 1}\n', '{"at": 1, "kind": "worker", "step": 1}\n', ""):
         log.write_text(broken)
         assert main([*replay, "best-fit"]) == 1
         assert capsys.readouterr().err.count("\n") == 1

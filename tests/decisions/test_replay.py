@@ -79,6 +79,14 @@ def test_a_replay_finds_what_was_changed(kind: str) -> None:
     assert again.difference is not None
 
 
+def test_a_log_that_was_cut_off_agrees_as_far_as_it_goes() -> None:
+    """A daemon that is killed writes no more, wherever it is in a step."""
+    records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
+    decisions = [index for index, record in enumerate(records) if is_decision(record)]
+    for end in decisions[:100]:
+        assert replay(records[:end], ALL_POLICIES).difference is None
+
+
 def test_another_policy_decides_otherwise() -> None:
     """A log can be replayed with any policy; the first difference is reported."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]

@@ -189,7 +189,10 @@ def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
 
 
 def _records(file: IO[bytes]) -> Iterator[Record]:
+    """Yield the log's records; skip a last line that is cut off."""
     for number, line in enumerate(file, start=1):
+        if not line.endswith(b"\n"):
+            return
         try:
             record = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.MsgspecError as error:
