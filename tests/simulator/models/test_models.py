@@ -77,8 +77,8 @@ def test_a_device_is_counted_once_whatever_its_models_are_called() -> None:
     plain = setting(2, 0.7)
     first, *others = plain.models
     named = msgspec.structs.replace(plain, models=(msgspec.structs.replace(first, name=ModelName("m@v1")), *others))
-    device_s = [run_tenancy("lending", estate, load_of(estate, 60.0)).device_seconds for estate in (plain, named)]
-    assert device_s[0] == device_s[1]
+    device_s = [run_tenancy("lending", estate, load_of(estate)).device_seconds for estate in (plain, named)]
+    assert device_s[0] == device_s[1] > 0.0
 
 
 def test_equal_seeds_give_equal_reports() -> None:

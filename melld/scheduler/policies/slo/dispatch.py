@@ -208,8 +208,8 @@ class Dispatch:
 
         `awake_s`: until then no worker that wakes takes any from here, and those that do not fit are preempted.
         """
-        late = (self._near(request, worker, prompt) > 1.0) + self._made_late(request, worker, prompt)
-        late += self._overflowing(request, worker, awake_s)
+        late = self._overflowing(request, worker, awake_s)
+        late += (self._near(request, worker, prompt) > 1.0) + self._made_late(request, worker, prompt)
         if (itl_s := self.pace_s()) is None:
             return late
         slow = self._itl_s(worker, request.kv_bytes, prompt.left_s(worker)) / itl_s - 1.0
