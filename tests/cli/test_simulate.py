@@ -100,8 +100,16 @@ def test_several_models_are_simulated_on_shared_devices(
     assert main([*words, "--json"]) == 0
     reports = json.loads(capsys.readouterr().out)["sharing"]
     assert [report["tenancy"] for report in reports] == ["lending", "split", "collated"]
-    for wrong, code in (("--policy best-fit", 2), ("--sharing all", 2), ("--gpu 8GiB", 2), ("--seconds 10", 2)):
-        assert main([*words, *wrong.split()]) == code
+    unused = (
+        "--length-factor 2",
+        "--step-ms 5",
+        "--high-part 0.1",
+        "--wake-s 1",
+        "--paper-slots",
+        "--itl-target-ms 50",
+    )
+    for wrong in ("--policy best-fit", "--sharing all", "--gpu 8GiB", "--seconds 10", *unused):
+        assert main([*words, *wrong.split()]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     for broken in (
         "",
@@ -109,6 +117,8 @@ def test_several_models_are_simulated_on_shared_devices(
         TWO_MODELS.partition('[[models]]\nname = "code')[0],
         TWO_MODELS + TWO_MODELS,
         TWO_MODELS.replace("0.2", "-1"),
+        TWO_MODELS.replace("rate = 0.2", "rate = 0.2\nweight = 0"),
+        TWO_MODELS.replace("rate = 0.2", "rate = 0.2\nkeep_alive_s = nan"),
         "[[",
     ):
         file.write_text(broken)

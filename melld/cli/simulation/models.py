@@ -10,6 +10,7 @@ import random
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,17 @@ from melld.simulator.workload import LogNormal, parse_lengths
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)
 """Means of about 161 and 338 tokens: ShareGPT, as MuxServe has it."""
 DEFAULT_SHARING = "lending,split,collated"
-OTHERS = ("model", "capacity_bytes", "bytes_per_token", "policy", "link_rate", "decision_log", "plot", "rate")
+OTHERS: dict[str, Any] = {
+    **dict.fromkeys(("model", "capacity_bytes", "bytes_per_token", "step_ms", "itl_target_ms", "ttft_target_s")),
+    **dict.fromkeys(("link_rate", "machines", "machine_link_rate", "lose_machine_s")),
+    **dict.fromkeys(("policy", "retire_after_s", "rate", "high_part", "decision_log", "plot")),
+    "length_factor": 1.0,
+    "variation": 1.0,
+    "wake_s": 0.0,
+    "failure_rate": 0.0,
+    "paper_slots": False,
+}
+"""What says nothing to several models, each with its default."""
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,8 +63,8 @@ def run_models(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--seconds", f"needed with --models, and above {WARM_UP_S:.0f}: earlier requests do not count"
         )
-    for other in OTHERS:
-        if getattr(arguments, other) is not None:
+    for other, default in OTHERS.items():
+        if getattr(arguments, other) != default:
             raise ConfigError("--" + other.replace("_", "-"), "cannot be combined with --models")
     setting = _setting(arguments)
     lengths = CHAT if arguments.lengths is None else parse_lengths(arguments.lengths)
@@ -105,6 +116,10 @@ def read_models(path: pathlib.Path) -> list[_Row]:
     for row in rows:
         if not 0 < row.rate < math.inf:
             raise ConfigError(str(path), f"{row.name}: rate must be above zero: {row.rate}")
+        if not 0 < row.weight < math.inf:
+            raise ConfigError(str(path), f"{row.name}: weight must be above zero: {row.weight}")
+        if not row.keep_alive_s >= 0:
+            raise ConfigError(str(path), f"{row.name}: keep_alive_s must be at least 0: {row.keep_alive_s}")
     return rows
 
 
