@@ -79,9 +79,12 @@ class _Act:
         self._say(f"write  {path}")
         if not self._dry:
             beside = path.with_name(f".{path.name}.new")
-            beside.write_text(text)
-            beside.chmod(0o644)
-            beside.replace(path)
+            try:
+                beside.write_text(text)
+                beside.chmod(0o644)
+                beside.replace(path)
+            except OSError as error:  # of a full disk it names no file
+                raise OSError(error.errno, error.strerror, str(path)) from error
 
     def remove(self, path: Path) -> None:
         self._say(f"remove {path}")

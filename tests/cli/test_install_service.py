@@ -167,3 +167,10 @@ def test_a_place_that_cannot_be_written_is_told_in_a_line(machine: Machine) -> N
     said = machine.install(code=1)
     assert "Traceback" not in said
     assert str(machine.system) in said
+
+
+def test_a_full_disk_is_told_with_the_file(machine: Machine) -> None:
+    """The output that was printed is not what could not be written."""
+    machine.system.mkdir(parents=True)
+    (machine.system / ".melld.service.new").symlink_to("/dev/full")
+    assert "melld.service: No space left on device" in machine.install(code=1)
