@@ -5,6 +5,7 @@ Owns the parsing of their values.  Never validates them: `melld.engine.arguments
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -86,4 +87,6 @@ def _number(text: str) -> int | float | None:
     if (found := re.fullmatch(r"(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)([kmgKMG]?)", text)) is None:
         return None
     value = float(found[1]) * UNITS[found[2]]
+    if math.isinf(value):
+        return None
     return int(value) if found[1].lstrip("-").isdecimal() or found[2] else value

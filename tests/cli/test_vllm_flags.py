@@ -83,6 +83,7 @@ def test_the_model_is_named_without_a_flag() -> None:
         ("serve m --max-modl-len 3", "did you mean '--max-model-len'?"),
         ("serve m --max_model_length=3", "did you mean '--max-model-len'?"),
         ("serve m --max-model-len many", "wants a whole number, such as 16384 or 16k, not 'many'"),
+        ("serve m --max-model-len 1e999k", "wants a whole number, such as 16384 or 16k, not '1e999k'"),
         ("serve m --gpu-memory-utilization most", "wants a number, such as 0.9, not 'most'"),
         ("serve m --hf-overrides {x", "is not JSON"),
         ("serve m --model n", "MODEL: is m, but --model is n"),

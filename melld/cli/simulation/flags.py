@@ -14,11 +14,16 @@ from melld.errors import ConfigError
 from melld.simulator.catalogue import CARDS, MODELS
 from melld.simulator.experiment import ALL_POLICIES
 
+MOST_SLOTS = 1 << 16
+"""The simulator reckons with a step for each number of requests."""
+
 _positive = number_that("must be above zero", lambda value: 0 < value < math.inf)
 _not_negative = number_that("must not be below zero", lambda value: 0 <= value < math.inf)
 _probability = number_that("must be above 0 and at most 1", lambda value: 0 < value <= 1)
 _part = number_that("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 _count = number_that("must be above zero", lambda value: value > 0, int)
+_bursts = number_that("must be from 0.01 to 100", lambda value: 0.01 <= value <= 100)
+_slots = number_that(f"must be from 1 to {MOST_SLOTS}", lambda value: 1 <= value <= MOST_SLOTS, int)
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
@@ -38,7 +43,7 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     seconds = "stop the arrivals after N seconds (needed with --poisson)"
     add_flag(group, "--seconds N", seconds, type=_positive, default=math.inf)
     bursts = "with --poisson: standard deviation of the times between arrivals by their mean; above 1: bursts"
-    add_flag(group, "--variation CV", bursts, type=_positive, default=1.0)
+    add_flag(group, "--variation CV", bursts, type=_bursts, default=1.0)
     high = "share of the requests that have high priority, from 0 to 1"
     add_flag(group, "--high-part P", high, type=_probability)
     add_flag(group, "--seed S", "seed of all random choices (default: 0)", type=int, default=0)
@@ -52,7 +57,7 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
     add_flag(group, "--bytes-per-token N", "KV bytes of one token (needed with --capacity-bytes)", type=_bytes)
     add_flag(group, "--step-ms MS", "duration of every decode step (default: from measured tables)", type=_positive)
     add_flag(group, "--gpus N", "at most N GPUs (default: no limit)", type=_count)
-    add_flag(group, "--slots N", "requests that a GPU runs at once (default: 256)", type=_count, default=256)
+    add_flag(group, "--slots N", "requests that a GPU runs at once (default: 256)", type=_slots, default=256)
     wake = "delay until an activated GPU computes (default: 0)"
     add_flag(group, "--wake-s S", wake, type=_not_negative, default=0.0)
     pace = "longest mean time between tokens for each request (default: no limit)"
