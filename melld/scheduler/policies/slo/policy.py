@@ -2,7 +2,8 @@
 
     demand     how many workers are in service, from memory, prompts and steps; woken before any is full
     dispatch   spread inside the service: an awake GPU costs the same full or not
-    retention  within the service a worker stays; beyond it, ski rental on how soon so many were needed again
+    retention  within the service a worker stays; beyond it, ski rental on how soon so many were needed again: then it
+               sleeps, or is emptied by moves so that it may
     feedback   ended requests that were late or slow make the plan more careful
     overflow   moved away as by `mell-plus`
 
