@@ -101,22 +101,20 @@ PIECE_S = 0.02
 
 
 class Pacer:
-    """Rate limiter of one link: sleeps between pieces.  No rate, no sleep."""
+    """Rate limiter: when the next piece may begin.  No rate, no wait."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
-    def book(self, nbytes: int, *, waits: bool = True) -> float:
-        """Book the bytes' time on the link, after the time booked before if `waits`; return the seconds slept."""
-        if not self._bytes_per_s:
-            return 0.0
-        now_s = time.monotonic()
-        wait_s = max(self._free_at_s - now_s, 0.0) if waits else 0.0
-        if wait_s:
-            time.sleep(wait_s)
-        self._free_at_s = max(self._free_at_s, now_s) + nbytes / self._bytes_per_s
-        return wait_s
+    def wait_s(self) -> float:
+        """Return how long the time that is booked still lasts."""
+        return max(self._free_at_s - time.monotonic(), 0.0)
+
+    def book(self, nbytes: int) -> None:
+        """Book the bytes' time, after what is booked."""
+        if self._bytes_per_s:
+            self._free_at_s = max(self._free_at_s, time.monotonic()) + nbytes / self._bytes_per_s
 
 
 class Puller:
@@ -143,7 +141,8 @@ class Puller:
     ) -> Pulled:
         """Copy `source_blocks[i]` of the peer into `destination_blocks[i]` of ours.
 
-        `is_cancelled` is called before each piece.  Not `paced`: the rate limit counts the pull but does not delay it.
+        `is_cancelled` is called before each piece, and every `PIECE_S` of a wait for the rate limit.  Not `paced`: the
+        link's limit counts the pull but does not delay it.
         `bytes_per_s`: this pull's own limit; 0: none.
 
         Raises:
@@ -158,10 +157,9 @@ class Puller:
             piece_blocks = max(1, min(piece_blocks, int(bytes_per_s * PIECE_S) // block_bytes))
         try:
             for source, destination in _pieces(source_blocks, destination_blocks, piece_blocks):
-                if is_cancelled():
-                    raise PullCancelled(type(self._link).__name__, "the pull was cancelled")
-                nbytes = len(source) * block_bytes
-                paced_s += own.book(nbytes) + self._pacer.book(nbytes, waits=paced)
+                paced_s += self._pace((own, self._pacer) if paced else (own,), is_cancelled)
+                for pacer in (own, self._pacer):
+                    pacer.book(len(source) * block_bytes)
                 flight.add(self._link, source, destination)
                 flight.land(PIECES_IN_FLIGHT - 1)
         finally:
@@ -174,6 +172,18 @@ class Puller:
     def close(self) -> None:
         """Close the link to the peer's memory."""
         self._link.close()
+
+    def _pace(self, pacers: Sequence[Pacer], is_cancelled: Callable[[], bool]) -> float:
+        """Return, once a piece may begin, the seconds slept."""
+        slept_s = 0.0
+        while True:
+            if is_cancelled():
+                raise PullCancelled(type(self._link).__name__, "the pull was cancelled")
+            wait_s = min(max(pacer.wait_s() for pacer in pacers), PIECE_S)
+            if not wait_s:
+                return slept_s
+            time.sleep(wait_s)
+            slept_s += wait_s
 
     def _check(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
         name = type(self._link).__name__

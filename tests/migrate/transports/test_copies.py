@@ -34,7 +34,7 @@ class GatedLink(SharedMemoryLink):
 class Bench:
     """A gated link, its copies, and what was heard of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_per_s: float | None = None) -> None:
         self.source, self.target = make_cache(), make_cache()
         fill(self.source)
         regions = [torch.empty(0, dtype=torch.uint8).set_(t[0].untyped_storage()) for t in (self.source, self.target)]
@@ -42,7 +42,7 @@ class Bench:
         self.link = GatedLink(regions[0], layout, regions[1], layout)
         self.link.gate = threading.Semaphore(0)
         self.heard: queue.SimpleQueue[CopyDone] = queue.SimpleQueue()
-        self.copies = Copies(Puller(self.link, piece_bytes=1), self.heard.put, "bench")
+        self.copies = Copies(Puller(self.link, bytes_per_s=bytes_per_s, piece_bytes=1), self.heard.put, "bench")
 
     def let(self, pieces: int) -> None:
         self.link.gate.release(pieces)
@@ -78,6 +78,20 @@ def test_what_a_frozen_request_waits_for_goes_between_two_pieces(bench: Bench) -
     bench.let(1)
     bench.let(5)
     assert [bench.hear().job, bench.hear().job] == ["urgent", "long"]
+
+
+def test_a_job_that_waits_for_the_rate_limit_holds_nobody_up() -> None:
+    """What urgent copies have used up of a limited link delays neither the next urgent one nor a cancellation."""
+    bench = Bench(bytes_per_s=1.0)
+    bench.let(100)
+    bench.copies.submit("long", [1, 2, 3], [1, 2, 3], urgent=True)
+    assert bench.hear().job == "long"
+    bench.copies.submit("paced", [4], [4])
+    bench.copies.submit("urgent", [5], [5], urgent=True)
+    assert bench.hear().job == "urgent"
+    bench.copies.cancel("paced")
+    assert (bench.hear().job, bench.target[0][4].any()) == ("paced", False)
+    bench.copies.close()
 
 
 def test_a_cancelled_job_writes_no_further_piece(bench: Bench) -> None:
