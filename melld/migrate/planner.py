@@ -116,6 +116,7 @@ class Planner:
         self.waiting: dict[RequestId, Deferred] = {}
         self._flights: list[tuple[RequestId, _Flight]] = []
         self._batches: Mapping[WorkerId, int] = {}
+        self._limits: dict[Bin, int] = {}  # the boundaries, beside these batches, that were asked for
         self._used: dict[Bin, int] = {}
         self._closed: dict[Bin, RequestId] = {}  # the move that each bin is kept for
 
@@ -126,7 +127,7 @@ class Planner:
 
     def respect(self, boundaries: Boundaries) -> None:
         """Plan within these boundaries from now on."""
-        self.boundaries = boundaries
+        self.boundaries, self._limits = boundaries, {}
 
     # -- asked for ---------------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Planner:
         deferred = self.waiting[request]
         if not self.is_pressing(deferred):
             return None
-        self._batches = batches
+        self._batches, self._limits = batches, {}
         (way,) = divide(self._candidates([deferred]), self._bins())
         if way is None:
             self._note(deferred, deferred.epochs, self._bins())
@@ -225,7 +226,7 @@ class Planner:
 
     def _turn(self, batches: Mapping[WorkerId, int]) -> None:
         """Begin a new epoch and book the share of each move under way."""
-        self._batches, self._used, self._closed = batches, {}, {}
+        self._batches, self._limits, self._used, self._closed = batches, {}, {}, {}
         self._flights = [entry for entry in self._flights if entry[1].unpaid > 0 or not entry[1].ended]
         for _, flight in self._flights:
             draw = min(flight.unpaid or flight.way.cost, self._narrowest(flight.way))
@@ -268,7 +269,9 @@ class Planner:
         return Bins(self._boundary, self._used, self._closed)
 
     def _boundary(self, name: Bin) -> int:
-        return paths.boundary(name, self.boundaries, self._batches)
+        if name not in self._limits:
+            self._limits[name] = paths.boundary(name, self.boundaries, self._batches)
+        return self._limits[name]
 
     def _candidates(self, group: Sequence[Deferred]) -> list[Candidate]:
         """Return the moves of a group, in order of urgency, with the ways that are worth taking now."""
@@ -283,7 +286,8 @@ class Planner:
         wanted, ways = deferred.wanted, []
         for via, cost in ((Via.KV, wanted.kv_bytes), (Via.TOKENS, wanted.tokens)):
             if via in wanted.ways:
-                ways.append(Way(self._bins_of(wanted, via), cost, cost / self.per_epoch(wanted, via)))
+                bins = self._bins_of(wanted, via)
+                ways.append(Way(bins, cost, cost / min(map(self._boundary, bins))))
         return Candidate(tuple(ways), self.is_pressing(deferred))
 
     def _bins_of(self, wanted: Wanted, via: Via) -> tuple[Bin, ...]:
