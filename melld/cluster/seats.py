@@ -95,8 +95,9 @@ class SeatedChild:
         """See `Child.kill`."""
         if self._child is not None:
             self._child.kill()
-        else:
-            asyncio.get_running_loop().call_soon(self.exited, "ended before it had a device", True)
+        elif not self.is_over:
+            self.is_over = True  # at once: a device that comes now starts nothing
+            asyncio.get_running_loop().call_soon(self._tell, "ended before it had a device", True)
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`."""
@@ -106,5 +107,8 @@ class SeatedChild:
         """See `Ear.exited`."""
         if not self.is_over:
             self.is_over = True
-            self._on_end()
-            self._ear.exited(reason, from_outside)
+            self._tell(reason, from_outside)
+
+    def _tell(self, reason: str, from_outside: bool) -> None:
+        self._on_end()
+        self._ear.exited(reason, from_outside)

@@ -133,6 +133,25 @@ async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: 
     assert ear.ends == ["ended before it had a device"]
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_device_that_comes_with_the_kill_keeps_no_worker(host: SeatedHost, wire: Wire, turns: int) -> None:
+    """However far the loop has got: nobody else would end that worker."""
+    await run_and_end(host, wire)
+    ear = Ear()
+    child = host.spawn(SPEC, ear)
+    assert await wire.next() == TakeSeat(0)
+    wire.received(SeatTaken(0, gpu("GPU-a")), [])
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    child.kill()
+    heard = await wire.next()
+    assert heard == ReturnSeat(0) or isinstance(heard, Spawn)
+    if isinstance(heard, Spawn):
+        assert await wire.next() == Kill(heard.number)
+    else:
+        assert ear.ends == ["ended before it had a device"]
+
+
 async def test_a_device_that_comes_late_stays_with_the_worker_that_is_wanted_now(host: SeatedHost, wire: Wire) -> None:
     """An operator has drained and resumed the worker while it waited: what it runs on is given to nobody else."""
     await run_and_end(host, wire)
