@@ -72,6 +72,18 @@ async def test_a_token_opens_once_and_for_one_machine() -> None:
         assert at.told == [("refused m1", "it has no free device")]
 
 
+async def test_a_closed_gate_lets_nobody_in() -> None:
+    """An agent may have connected before the daemon stopped; nobody would tell it to leave later."""
+    async with site() as at:
+        reader, writer = await dial(at)
+        said = hello(at, at.gate.expect("m1"))
+        at.gate.close()
+        writer.write(b"".join(encode_frame(said)))
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert at.told == []
+        writer.close()
+
+
 @pytest.mark.parametrize(
     "sent",
     [b"GET / HTTP/1.1\r\n\r\n", b"\1\0\0\0\xff\xff\xff\x3f", b"\1\0\0\0\1\0\0\0\x01"],
