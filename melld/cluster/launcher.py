@@ -67,7 +67,8 @@ class Launcher:
         if nodes != self._told:
             self._told = nodes
             self._tell(nodes)
-        ended, _ = ray.wait(list(self._running), timeout=0) if self._running else ([], [])
+        running = list(self._running)
+        ended, _ = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
         for one in ended:
             try:
                 reason = str(ray.get(one))
