@@ -30,6 +30,7 @@ from melld.errors import MelldError
 
 log = logging.getLogger("melld.cluster")
 MAX_BACK_OFF_S = 60.0
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  no address to be called at
 TRIES = 3
 """Attempts before the start of the daemon fails: on a loaded machine the first agent may be late."""
 
@@ -162,7 +163,7 @@ class Cluster:
                 self._news.set()
             case Joined(address):
                 self._failure = ""
-                self._own(self._open(self._config.listen or address), "gate")
+                self._own(self._open(address), "gate")
             case Nodes(nodes):
                 self._nodes = {node.address: node for node in nodes}
                 self._forget(lambda name, node: name not in self._nodes or self._nodes[name].id != node)
@@ -178,15 +179,16 @@ class Cluster:
             log.warning("%s", reason)
         self._fail(reason)
 
-    async def _open(self, host: str) -> None:
+    async def _open(self, address: str) -> None:
         if not self._host:
+            host = self._config.listen or address
             try:
                 await self._gate.open(host, self._config.port)
             except OSError as error:
                 where = f"{host}:{self._config.port}"
                 self._fail(f"cannot listen for agents on {where}: {error.strerror} ([cluster] listen, port)")
                 return
-            self._host = host
+            self._host = address if host in EVERYWHERE else host
         self._forget(lambda _name, _node: True)  # an earlier launcher was asked
         self._summon_missing()
 
@@ -236,7 +238,7 @@ class Cluster:
         launching.failure, launching.tries = reason, launching.tries + tries
         self._summon_later(name)
         failed = [one for one, launching in self._launching.items() if launching.tries >= TRIES]
-        if len(self._nodes.keys() - failed) < self._config.min_machines:
+        if name in failed and len(self._nodes.keys() - failed) < self._config.min_machines:
             self._fail(self._failures())
 
     def _summon_later(self, name: str) -> None:

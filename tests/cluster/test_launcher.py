@@ -1,9 +1,10 @@
 """What is told of a launcher that does not launch.  Real processes, in the launcher's place."""
 
+import msgspec
 import pytest
 
 from melld.cluster import launcher_process
-from melld.cluster.cluster import Cluster, ClusterFailed
+from melld.cluster.cluster import EVERYWHERE, Cluster, ClusterFailed
 from melld.cluster.machine import Machine
 from melld.config import ClusterConfig
 
@@ -20,7 +21,7 @@ tell(Nodes((Node("n1", "m1", 1),)))
 while data := daemon.recv(1 << 16):
     for launch, _ in decoder.feed(data):
         tries += 1
-        tell(AgentEnded(launch.node, f"it was late {{tries}} times"))
+        tell(AgentEnded(launch.node, f"told {{launch.summons.host}}, late {{tries}} times"))
 """
 
 
@@ -60,12 +61,18 @@ async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
     assert str(failed.value) == told
 
 
-async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a loaded machine; the daemon's start fails only when it was late three times."""
+@pytest.mark.parametrize(
+    "config", [ClusterConfig(), ClusterConfig(min_machines=2), ClusterConfig(listen=EVERYWHERE[0])]
+)
+async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> None:
+    """On a loaded machine; the daemon's start fails only when it was late three times.
+
+    Also while other machines are not known yet.  It is told an address that it can call.
+    """
     monkeypatch.setattr(launcher_process, "BEGIN", LATE)
-    made = Cluster(ClusterConfig(address="127.0.0.1:1"), "cpu", [], {}, Nobody())
+    made = Cluster(msgspec.structs.replace(config, address="127.0.0.1:1"), "cpu", [], {}, Nobody())
     await made.check()
-    with pytest.raises(ClusterFailed, match=r"^machine m1: it was late 3 times$"):
+    with pytest.raises(ClusterFailed, match=r"^machine m1: told 127.0.0.1, late 3 times$"):
         await made.start()
     await made.stop()
 
