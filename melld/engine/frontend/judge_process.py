@@ -46,7 +46,8 @@ class JudgeProcess(asyncio.Protocol):
     def ask(self, constraint: bytes, cpu_s: float) -> None:
         """Send a constraint; `on_verdict` or `on_end` follows."""
         assert self._transport is not None
-        self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
+        if not self._transport.is_closing():  # else it has ended, of which the template has still to tell
+            self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
 
     def kill(self) -> None:
         """Kill the process."""

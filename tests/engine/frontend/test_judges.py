@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from melld.engine.frontend.judges import SEATS, Judges
 from melld.engine.host import template
@@ -34,7 +35,7 @@ class Court:
     """A template with its event loop, and a worker's specification."""
 
     def __init__(self, demo_model: Path) -> None:
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         environment = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         self.template = template.TemplateProcess("cpu", environment)
         self.spec = WorkerSpec(
@@ -187,5 +188,27 @@ def test_a_judge_that_is_stopped_is_replaced(court: Court) -> None:
             (pid,) = court.pids()
             os.kill(pid, signal.SIGSTOP)
             assert await judges.judge(constraint(choice=["f"]), "a")
+
+    court.runner.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_judge_whose_end_is_not_known_yet_is_replaced(court: Court) -> None:
+    """Its wire closes before the template, which may be held up, tells of its end: who asks just then must wait."""
+
+    async def scenario() -> None:
+        async with court.judges(2) as judges:
+            await judges.judge(constraint(choice=["g"]), "a")
+            (pid,), (judge,) = court.pids(), judges._judges
+            closed = asyncio.Event()
+            judge.connection_lost = lambda _: closed.set()
+            os.kill(court.template.pid, signal.SIGSTOP)
+            try:
+                os.kill(pid, signal.SIGKILL)
+                await closed.wait()
+                asked = asyncio.ensure_future(judges.judge(constraint(choice=["h"]), "a"))
+                await asyncio.sleep(0)
+            finally:
+                os.kill(court.template.pid, signal.SIGCONT)
+            assert await asked
 
     court.runner.run(asyncio.wait_for(scenario(), 60))
