@@ -151,6 +151,11 @@ CALLS_AT_THEIR_WORST = [
     ),
     Asked("stop-tokens", COMPLETIONS, {"prompt": ["a"] * 250, "stop_token_ids": [TOKEN + 1] * 2000}),
     Asked("too-many-stop-tokens", COMPLETIONS, {"prompt": ["a"] * 256, "stop_token_ids": [TOKEN + 1] * 100_000}, 400),
+    Asked(
+        "constrained-prompts",
+        COMPLETIONS,
+        {"prompt": ["a"] * 256, "structured_outputs": {"choice": [f"{number:x}" for number in range(15_000)]}},
+    ),
     Asked("arguments", CHAT, {"messages": [_call_with(250_000), SAYS]}, 400),
 ]
 

@@ -86,14 +86,17 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             ConstraintRefused: the output cannot be constrained as `params` say.
             PromptRepeatedTooOften: it is too long for so many choices.
         """
+        ruled = None
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            await self._turns.mine()
             ruled = await self.judges.judge(msgspec.msgpack.encode(params.structured_outputs), caller().client)
-            params = copy.copy(params)
-            params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
         if isinstance(prompt, dict) and isinstance(params, SamplingParams):
             caller().check_repeated(len(prompt.get("prompt_token_ids") or ()), params.n)
         async with caller().line:
             await self._turns.mine()
+            if ruled is not None:
+                params = copy.copy(params)
+                params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
             return await super().add_request(request_id, prompt, params, *arguments, **more)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
