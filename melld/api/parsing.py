@@ -30,7 +30,7 @@ MAX_TRIED_OBJECTS = 256
 NOT_LOOKED_AT = "not_looked_at"
 _BY_ITEM = ("messages", "input", "tools")
 _OF_TOKENS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
-_OF_ARGUMENTS = ("vllm_xargs", "logit_bias")
+_OF_ARGUMENTS = ("vllm_xargs", "chat_template_kwargs", "logit_bias")
 
 
 def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:

@@ -141,7 +141,8 @@ CALLS_AT_THEIR_WORST = [
     Asked("tools", CHAT, {"messages": [SAYS], "tools": [_tool(index) for index in range(300)]}),
     Asked("bad-words", COMPLETIONS, {"prompt": "a", "bad_words": ["x y " * 78] * 64}),
     Asked("too-long-bad-words", COMPLETIONS, {"prompt": "a", "bad_words": ["x y " * 20_000] * 64}, 400),
-    Asked("stop-strings", COMPLETIONS, {"prompt": "a", "stop": ["x" * 1_900_000] * 4, "max_tokens": 100}),
+    Asked("stop-strings", COMPLETIONS, {"prompt": "a", "stop": ["x" * 25_000] * 4, "max_tokens": 100}),
+    Asked("too-long-stop-strings", COMPLETIONS, {"prompt": "a", "stop": ["x" * 1_900_000] * 4}, 400),
     Asked("bias", COMPLETIONS, {"prompt": ["a"] * 15, "logit_bias": {str(token): 1 for token in range(2000)}}),
     Asked(
         "too-much-bias",
@@ -155,6 +156,12 @@ CALLS_AT_THEIR_WORST = [
         "constrained-prompts",
         COMPLETIONS,
         {"prompt": ["a"] * 256, "structured_outputs": {"choice": [f"{number:x}" for number in range(15_000)]}},
+    ),
+    Asked(
+        "template-arguments",
+        CHAT,
+        {"messages": [SAYS], "chat_template_kwargs": {str(number): "x" for number in range(200_000)}},
+        400,
     ),
     Asked("arguments", CHAT, {"messages": [_call_with(250_000), SAYS]}, 400),
 ]

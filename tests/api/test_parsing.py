@@ -80,6 +80,7 @@ def test_after_the_first_wrong_item_none_is_looked_at() -> None:
         ({"messages": "a", "prompt": [-1] * (SMALL + 1)}, "prompt"),
         ({"messages": "a", "prompt": [["x"] * 99] * 99}, "prompt"),
         ({"messages": "a", "vllm_xargs": {"a": [1] * SMALL}}, "vllm_xargs"),
+        ({"messages": "a", "chat_template_kwargs": dict.fromkeys(map(str, range(SMALL + 1)))}, "chat_template_kwargs"),
         ({"messages": "a", "logit_bias": {str(number): "x" for number in range(SMALL + 1)}}, "logit_bias"),
         ({"messages": "a", "bad_words": [1] * (SMALL + 1)}, "bad_words"),
         ({"messages": "a", "bad_words": ["x"] * (SMALL + 1)}, "bad_words"),

@@ -15,8 +15,9 @@ from melld.config_server import ServerConfig
 # Beyond these a score is no longer a number, and the worker or the beam search fails.
 _RANGES = {"repetition_penalty": (0.01, 100.0), "length_penalty": (-20.0, 20.0)}
 # vLLM goes through these for each prompt of a call, on the event loop: at most about 30 ms together.
-_FOR_EACH_PROMPT = {"logit_bias": 30_000, "stop_token_ids": 500_000}
-MAX_BAD_WORDS_CHARACTERS = 20_000
+_FOR_EACH_PROMPT = {"logit_bias": 30_000, "stop_token_ids": 500_000, "allowed_token_ids": 500_000}
+# Each of a call's requests is kept with its own copy: 256 copies of a large body would take gigabytes.
+_MOST_CHARACTERS = {"bad_words": 20_000, "stop": 100_000, "stop_sequences": 100_000, "vllm_xargs": 100_000}
 MAX_CHARACTERS_IN_STRINGS = 100_000
 """Limit of a text whose tokens are returned as strings."""
 
@@ -36,8 +37,9 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
         words = _field(request, name)
         if isinstance(words, list) and len(words) > limits.max_stop_strings:
             raise bad(name, f"{name} may hold at most {limits.max_stop_strings} strings")
-    if sum(map(len, _field(request, "bad_words") or ())) > MAX_BAD_WORDS_CHARACTERS:
-        raise bad("bad_words", f"bad_words may hold at most {MAX_BAD_WORDS_CHARACTERS} characters")
+    for name, most in _MOST_CHARACTERS.items():
+        if _count_characters(_field(request, name)) > most:
+            raise bad(name, f"{name} may hold at most {most} characters")
     text = _field(request, "prompt")
     if _field(request, "return_token_strs") and isinstance(text, str) and len(text) > MAX_CHARACTERS_IN_STRINGS:
         raise bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
@@ -64,6 +66,15 @@ def _count_prompts(value: Any) -> int:
     if isinstance(value, list) and value and isinstance(value[0], str | bytes | list):
         return len(value)
     return int(value is not None)
+
+
+def _count_characters(value: Any) -> int:
+    """Count those of all texts inside."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_count_characters, (*value, *value.values())))
+    return sum(map(_count_characters, value)) if isinstance(value, list) else 0
 
 
 def _field(request: BaseModel, name: str) -> Any:

@@ -25,6 +25,9 @@ class Completion(BaseModel):
     prompt_embeds: bytes | list[bytes] | None = None
     n: int = 1
     bad_words: list[str] = []
+    stop: str | list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    vllm_xargs: dict[str, str | list[str | int]] | None = None
 
 
 class Rerank(BaseModel):
@@ -75,6 +78,23 @@ def test_prompts_in_any_form_are_counted() -> None:
     assert refused(Completion(prompt=["x"] * 3, n=4)) == "n"
     assert refused(Completion(prompt=list(range(9)), n=8)) is None
     assert refused(Completion(bad_words=["x"] * 3)) == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("field", "fits", "does_not"),
+    [
+        ("stop", "x" * 100_000, "x" * 100_001),
+        ("stop", ["x" * 50_000] * 2, ["x" * 50_001] * 2),
+        ("bad_words", ["x" * 10_000] * 2, ["x" * 10_001] * 2),
+        ("vllm_xargs", {"a": "x" * 99_999}, {"a": ["x" * 100_000, 1]}),
+        ("allowed_token_ids", [1] * 62_500, [1] * 62_501),
+    ],
+)
+def test_what_each_request_of_a_call_is_kept_with_is_small(field: str, fits: object, does_not: object) -> None:
+    """A body of some megabytes with many prompts takes no gigabytes of the daemon's memory."""
+    prompts = {"prompt": ["x"] * 8}
+    assert refused(Completion(**prompts, **{field: fits})) is None
+    assert refused(Completion(**prompts, **{field: does_not})) == field
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
