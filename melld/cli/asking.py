@@ -43,6 +43,9 @@ def ask(
         reply = msgspec.json.decode(text, type=reply_type)
     except NO_ANSWER as error:
         return failed(operation, error)
+    except UnicodeEncodeError:  # of the question: bytes that the terminal's encoding lacks stand as surrogates in it
+        print(f"melld {operation}: a name is not text in this terminal's encoding", file=sys.stderr)
+        return BAD_USAGE
     print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(reply))
     return DONE if is_done(reply) else FAILED
 
