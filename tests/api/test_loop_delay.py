@@ -160,7 +160,7 @@ CALLS_AT_THEIR_WORST = [
     Asked(
         "template-arguments",
         CHAT,
-        {"messages": [SAYS], "chat_template_kwargs": {str(number): "x" for number in range(200_000)}},
+        {"messages": [SAYS], "chat_template_kwargs": {str(number): "x" for number in range(100_000)}},
         400,
     ),
     Asked("arguments", CHAT, {"messages": [_call_with(250_000), SAYS]}, 400),
