@@ -27,7 +27,7 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     start_timeout_s: PositiveSeconds = 120.0
     """How long that may take, and later the start of melld's agent on one machine."""
     listen: Annotated[str | None, msgspec.Meta(examples=["10.0.0.1"])] = None
-    """Address of this machine for its agents.  Default: the one that Ray knows it by."""
+    """Address of this machine for its agents.  `0.0.0.0`: all.  Default: the one that Ray knows it by."""
     port: Port = 0
     """The port there.  0: a free one."""
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0

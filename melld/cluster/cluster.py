@@ -180,15 +180,17 @@ class Cluster:
         self._fail(reason)
 
     async def _open(self, address: str) -> None:
+        host = listen = self._config.listen or address
+        if listen in EVERYWHERE:  # a socket is of one family: that of the address which agents dial
+            host, listen = address, EVERYWHERE[":" in address]
         if not self._host:
-            host = self._config.listen or address
             try:
-                await self._gate.open(host, self._config.port)
+                await self._gate.open(listen, self._config.port)
             except OSError as error:
-                where = f"{host}:{self._config.port}"
+                where = f"{listen}:{self._config.port}"
                 self._fail(f"cannot listen for agents on {where}: {error.strerror} ([cluster] listen, port)")
                 return
-            self._host = address if host in EVERYWHERE else host
+            self._host = host
         self._forget(lambda _name, _node: True)  # an earlier launcher was asked
         self._summon_missing()
 

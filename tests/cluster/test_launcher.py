@@ -62,7 +62,7 @@ async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
 
 
 @pytest.mark.parametrize(
-    "config", [ClusterConfig(), ClusterConfig(min_machines=2), ClusterConfig(listen=EVERYWHERE[0])]
+    "config", [ClusterConfig(), ClusterConfig(min_machines=2), ClusterConfig(listen=EVERYWHERE[1])]
 )
 async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> None:
     """On a loaded machine; the daemon's start fails only when it was late three times.

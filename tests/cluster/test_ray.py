@@ -6,6 +6,8 @@ Two nodes on this machine, at two of its addresses, for all tests of the file, w
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +23,18 @@ from tests.cluster.plain_agent import News, until_gone
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, environment_of
 
 SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
+ENDED = """
+import sys
+import ray
+from melld.cluster.envelopes import AgentEnded
+from melld.cluster.launcher import Launcher
+ray.init(address=sys.argv[1], namespace="melld", log_to_driver=False, logging_level="ERROR")
+told = []
+launcher = Launcher(None, told.append, "run", "cpu")
+launcher._running = {ray.put("it left"): node for node in ("n1", "n2", "n3")}
+launcher._look()
+print(*sorted(message.node for message in told if isinstance(message, AgentEnded)))
+"""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -119,6 +133,14 @@ async def test_a_device_goes_back_to_ray_and_comes_again(nodes: RayNodes, daemon
     await machine.take_seat(0)
     assert machine.devices[0].uuid == "", "a CPU device"
     assert nodes.of_node(OTHER, "ray::Seat") != seat
+
+
+async def test_agents_that_end_together_are_told_of_together(nodes: RayNodes) -> None:
+    """A fault that ends all of them is not told machine by machine, each half a second after the one before."""
+    code = [sys.executable, "-c", ENDED, nodes.address]
+    looked = await asyncio.create_subprocess_exec(*code, stdout=subprocess.PIPE, env=os.environ | nodes.environment)
+    told, _ = await looked.communicate()
+    assert told.decode().split() == ["n1", "n2", "n3"]
 
 
 @pytest.mark.long
