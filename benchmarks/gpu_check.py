@@ -94,6 +94,7 @@ def steps_of(run: str, device: str) -> list[Step]:
         Step("copies", 90, [*move, some, "--parts", "copy"]),
         Step("gaps", 180, [*move, more, "--parts", "kv", "--ways", "live", "--lengths", *lengths]),
         Step("neighbours", 150, [*move, "1", "--parts", "neighbours", "--seconds", "2"]),
+        Step("wakes", 150, ["-m", "benchmarks.several_models", "wakes", "--device", device, "--switches", "2"]),
         Step("serve", 220, [*serve, "--rounds", "1" if short else "2", "--concurrency", *streams]),
     ]
     return [facts, *{"right": right, "fast": fast, "all": right + fast}[run]]
@@ -112,9 +113,6 @@ def report(run: str, results: list[dict[str, Any]]) -> str:
             rows = [plain for row in one["rows"] if tuple(plain := _plain(row)) == columns]
             lines += ["", f"{one['step']}:", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
             lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in rows]
-    if "gpu" in facts and EXACT.keys() <= {one["step"] for one in results if one["exit"] == 0}:
-        lines += ["", "Moves are exact with async scheduling: `ASYNC_SCHEDULING_SEEN_EXACT` in"]
-        lines += [f"`melld/engine/arguments.py` may be {day}."]
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -90,21 +90,56 @@ def answers(url: str) -> bool:
         return False
 
 
-def bench(url: str, model: Path, load: Load, seed: int, directory: Path, setting: Setting = CPU) -> dict[str, float]:
-    """Run `vllm bench serve` once."""
-    result = directory / "result.json"
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
-    words += ["--base-url", url, "--model", "demo", "--tokenizer", str(model), "--dataset-name", "random"]
-    words += ["--random-input-len", str(load.tokens_in), "--random-output-len", str(load.tokens_out), "--ignore-eos"]
-    words += ["--num-prompts", str(load.prompts), "--max-concurrency", str(load.concurrency), "--seed", str(seed)]
-    words += ["--save-result", "--result-dir", str(directory), "--result-filename", result.name, "--disable-tqdm"]
-    done = subprocess.run(words, env=environment(directory, setting), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(done.stdout[-1500:] + done.stderr[-3000:])
-    figures = json.loads(result.read_text())
-    if figures["completed"] != load.prompts:
-        raise SystemExit(f"{url}: {figures['completed']} of {load.prompts} requests completed")
-    return {key: float(figures[key]) for key in FIGURES}
+class Client:
+    """`vllm bench serve`, vLLM's own client, in one process for all of its runs: else it mostly imports."""
+
+    PROGRAM = """
+import json, sys
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+for line in sys.stdin:
+    main(parser.parse_args(json.loads(line)))
+    print("done", flush=True)
+"""
+
+    def __init__(self, model: Path, directory: Path, setting: Setting = CPU) -> None:
+        self._model, self._directory, self._log = model, directory, directory / "client.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", self.PROGRAM],
+                env=environment(directory, setting),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def bench(self, url: str, load: Load, seed: int) -> dict[str, float]:
+        """Play a load once."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        result = self._directory / "result.json"
+        words = ["--backend", "openai", "--base-url", url, "--model", "demo", "--tokenizer", str(self._model)]
+        words += ["--dataset-name", "random", "--random-input-len", str(load.tokens_in), "--ignore-eos"]
+        words += ["--random-output-len", str(load.tokens_out), "--num-prompts", str(load.prompts)]
+        words += ["--max-concurrency", str(load.concurrency), "--seed", str(seed), "--disable-tqdm"]
+        words += ["--save-result", "--result-dir", str(self._directory), "--result-filename", result.name]
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        if "done\n" not in self._process.stdout:  # reads up to it
+            raise SystemExit(f"the client ended:\n{self._log.read_text()[-3000:]}")
+        figures = json.loads(result.read_text())
+        if figures["completed"] != load.prompts:
+            raise SystemExit(f"{url}: {figures['completed']} of {load.prompts} requests completed")
+        return {key: float(figures[key]) for key in FIGURES}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
 
 
 def ratios(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> dict[str, list[float]]:
@@ -119,20 +154,12 @@ def event_loop_delay(url: str) -> float:
     return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))
 
 
-def measure(urls: tuple[str, str], model: Path, load: Load, rounds: int, setting: Setting) -> dict[str, Any]:
+def measure(urls: tuple[str, str], client: Client, load: Load, rounds: int) -> dict[str, Any]:
     """Measure both servers in turns under one load, each warmed up; print and return the facts."""
     ours, theirs = urls
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        for url in (ours, theirs):
-            bench(url, model, load, 1000, directory, setting)
-        pairs = [
-            (
-                bench(ours, model, load, seed, directory, setting),
-                bench(theirs, model, load, seed, directory, setting),
-            )
-            for seed in range(rounds)
-        ]
+    for url in urls:
+        client.bench(url, load, 1000)
+    pairs = [(client.bench(ours, load, seed), client.bench(theirs, load, seed)) for seed in range(rounds)]
     for key, values in ratios(pairs).items():
         medians = [statistics.median(pair[side][key] for pair in pairs) for side in (0, 1)]
         spread = {"ratio": statistics.median(values), "lowest": min(values), "highest": max(values)}
@@ -179,14 +206,17 @@ def main() -> None:
         setting.make_model(model)
         each = arguments.per_worker
         more = ("--tensor-parallel-size", str(each)) if each > 1 else ()
-        with vllm_serve(model, directory, *more, setting=setting) as theirs:
+        with (
+            Client(model, directory, setting) as client,
+            vllm_serve(model, directory, *more, setting=setting) as theirs,
+        ):
             for workers in arguments.workers:
                 flags = (*setting.serve_flags(workers * each), "--set", f"devices.per_worker={each}")
                 with DaemonProcess(model, *flags, genuine=True) as process:
                     ours = process.wait_ready().url
                     for load in loads:
                         print(f"{workers} worker(s), {load}", flush=True)
-                        facts = measure((ours, theirs), model, load, arguments.rounds, setting)
+                        facts = measure((ours, theirs), client, load, arguments.rounds)
                         print(f"  melld's event loop was late by at most {facts['loop_delay_max_s'] * 1e3:.0f} ms")
                         report.append({"workers": workers} | facts)
     if arguments.output:

@@ -50,7 +50,7 @@ class Setting:
     def serve_flags(self, workers: int) -> tuple[str, ...]:
         """Return the flags of `melld serve`: devices, memory, options; all workers in use, all the time."""
         options = self.engine | ({"kv_cache_memory_bytes": self.kv_bytes} if self.kind == "cuda" else {})
-        words = [word for key, value in options.items() for word in ("--set", f"model.vllm.{key}={_toml(value)}")]
+        words = [word for key, value in options.items() for word in ("--set", f"model.vllm.{key}={toml(value)}")]
         spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
         return (*self.devices(workers), *words, *spread)
 
@@ -64,9 +64,10 @@ class Setting:
         return words
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """Return a value of a configuration."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value)
 
 

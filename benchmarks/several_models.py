@@ -5,7 +5,7 @@ while they give back memory.  Every greedy and seeded answer must be the one of 
 afterwards, and memory flat.  `dozing`: the same of models with larger weights, which doze when idle.
 `switches`: the third of three models is asked, of which two fit, again and again, half of the time beside a stream of
 another model; its first token against one of a model loaded beside nobody.
-`wakes`: the first token of a model that dozes, against one that is loaded.
+`wakes`: the first token of a model that dozes, against one that is loaded; with `--device cuda` of one of a usual size.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.models_history import NAMES, cases, history, make_models
+from benchmarks.setting import CUDA, toml
+from melld.demo_model import make_demo_model
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
@@ -47,7 +49,7 @@ def switches(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
     for number in range(asked.switches):
         for name in NAMES:
             if states()[name] != "unloaded":
-                daemon.melld("unload", name)
+                operator.unload(name)
         bare_s.append(first_token_s(NAMES[number % len(NAMES)]))
     switched_s: list[float] = []
     beside: dict[int, Stream] = {}
@@ -75,6 +77,11 @@ def switches(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
     return happened, wrong
 
 
+def tenants(status: Any) -> dict[str, str]:
+    """Return each model's state on the first device."""
+    return {one["model"]: one["state"] for one in status["devices"][0]["models"]}
+
+
 def wakes(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
     """Ask a model that is not loaded, and one that dozes; return the times."""
     operator, body = Operator(daemon), cases()[0] | {"model": NAMES[0]}
@@ -84,14 +91,15 @@ def wakes(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
     for number in range(2 * asked.switches):
         way = ("unloaded", "dozing")[number % 2]
         if way == "unloaded":
-            daemon.melld("unload", NAMES[0])
+            operator.unload(NAMES[0])
         else:
-            operator.wait(lambda status: status["workers"][0]["state"] == "dozing", 60.0)
+            operator.wait(lambda status: tenants(status)[NAMES[0]] == "dozing", 60.0)
         began_s = time.monotonic()
         stream = Stream(daemon, body)
         if stream.result().choices != quiet.choices:
             wrong.append(f"{way}: {stream.answer}")
         times_s[way].append(stream.arrivals_s[0] - began_s)
+        print(way, times_s[way][-1], flush=True)
     happened: dict[str, Any] = {f"{way}_s": [round(one, 3) for one in found] for way, found in times_s.items()}
     return happened | {"medians_s": [round(statistics.median(found), 3) for found in times_s.values()]}, wrong
 
@@ -117,6 +125,7 @@ def main() -> int:
     parser.add_argument("--switches", type=int, default=20)
     parser.add_argument("--pause-s", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="`wakes` alone runs on a GPU")
     parser.add_argument("--write", action="store_true", help="record what happened")
     asked = parser.parse_args()
     part, devices, kind = PARTS[asked.what]
@@ -129,16 +138,32 @@ def main() -> int:
     return int(bool(wrong))
 
 
+def one_on_a_gpu(directory: Path) -> str:
+    """Write a model of a usual size, with weights that vLLM makes up, and a small one; return the configuration."""
+    make_demo_model(directory / NAMES[1])
+    CUDA.make_model(directory / NAMES[0])
+    options = toml(CUDA.engine | {"kv_cache_memory_bytes": CUDA.kv_bytes})
+    small = toml({"kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.1, "enforce_eager": True})
+    return (
+        f'models = [{{path = "{directory}/{NAMES[0]}", name = "{NAMES[0]}", keep_alive_s = 0.5, vllm = {options}}},\n'
+        f'{{path = "{directory}/{NAMES[1]}", name = "{NAMES[1]}", pinned = true, vllm = {small}}}]\n'
+        f'[idle]\nhost_cache_bytes = "32GiB"\n[devices]\ncuda = [0]\n'
+    )
+
+
 def play(part: Any, devices: int, asked: argparse.Namespace, **kind: Any) -> Outcome:
     """Play a part with a daemon of its own."""
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "melld.toml"
-        memory = asked.memory or ("580MiB" if kind else "300MiB")
-        config.write_text(
-            f"{make_models(Path(directory), **kind)}[health]\nsteady_after_s = 0\n"
-            f'[devices]\ncpu = {{count = {devices}, memory_bytes = "{memory}"}}\n'
-        )
-        with DaemonProcess(None, "--config", str(config)) as daemon:
+        if asked.device == "cuda":
+            config.write_text(one_on_a_gpu(Path(directory)))
+        else:
+            memory = asked.memory or ("580MiB" if kind else "300MiB")
+            config.write_text(
+                f"{make_models(Path(directory), **kind)}[health]\nsteady_after_s = 0\n"
+                f'[devices]\ncpu = {{count = {devices}, memory_bytes = "{memory}"}}\n'
+            )
+        with DaemonProcess(None, "--config", str(config), genuine=asked.device == "cuda") as daemon:
             daemon.wait_ready()
             print("ready", flush=True)
             happened, wrong = part(daemon, asked)

@@ -121,7 +121,7 @@ class DevicesConfig(Table, frozen=True, kw_only=True):
     attention heads.  Default: as few as hold the weights and leave room for KV."""
 
     lent_kv_bytes: Annotated[int | str | None, msgspec.Meta(examples=["24GiB"])] = None
-    """KV memory of each GPU that `[[models]]` lend each other, untried: docs/several-models.md."""
+    """KV memory of each GPU that `[[models]]` lend each other: docs/several-models.md."""
 
     @property
     def lent_bytes(self) -> int:

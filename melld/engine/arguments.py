@@ -3,7 +3,6 @@
 Both sides build the same `VllmConfig` from the same settings; nothing is pickled from one to the other.
 """
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,10 +51,6 @@ COMMON_ENVIRONMENT = {
 LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """Of vLLM's values of `max_lora_rank` its default and those above."""
 
-ASYNC_SCHEDULING_SEEN_EXACT: datetime.date | None = None
-"""The day on which `make gpu-check` first found moved requests exact with async scheduling on a GPU; None: not yet.
-Until then async scheduling is off, afterwards vLLM's default applies.  `make gpu-check` says when to set it."""
-
 # torch's allocator maps expandable segments with CUDA's virtual memory calls, for which CUDA IPC has no handles.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -83,8 +78,8 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     if device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
-    elif ASYNC_SCHEDULING_SEEN_EXACT is None or config.devices.lent_bytes:
-        arguments["async_scheduling"] = False  # schedule a step only after the last one has ended
+    elif config.devices.lent_bytes:
+        arguments["async_scheduling"] = False  # lent blocks move between two steps
     arguments |= _lora_arguments(config.model.lora, device_kind)
     return arguments | {key: value for key, value in own.items() if key not in frontend_options()}
 
@@ -121,10 +116,9 @@ def async_scheduling_told(config: Config, device_kind: str) -> str:
     """Return a text: whether a worker on a device of this kind uses async scheduling, and why."""
     if device_kind == "cpu":
         return "off (vLLM has none on a CPU)"
-    seen = ASYNC_SCHEDULING_SEEN_EXACT
-    proof = f"seen exact on a GPU on {seen}" if seen else "not yet seen exact on a GPU; `make gpu-check`"
-    own = engine_arguments(config, device_kind).get("async_scheduling")
-    return f"{'on' if own or own is None else 'off'} ({proof})"
+    if config.devices.lent_bytes:
+        return "off (GPU memory is lent)"
+    return "off (by [model.vllm])" if engine_arguments(config, device_kind).get("async_scheduling") is False else "on"
 
 
 def without_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:

@@ -145,7 +145,7 @@ STATUS = DaemonStatus(
         itl_attainment=0.9951,
     ),
     links=(OPEN, TOKENS_ONLY),
-    async_scheduling="off (not yet seen exact on a GPU; `make gpu-check`)",
+    async_scheduling="off (GPU memory is lent)",
     moves=(MOVING, DEFERRED),
     requests=(RUNNING, PREFILLING, QUEUED),
 )

@@ -1,17 +1,15 @@
 """What vLLM is told, and the places where its version is written."""
 
-import datetime
 import json
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from melld.config_text import parse_config
-from melld.engine import arguments, pin
+from melld.engine import pin
 from melld.engine.arguments import COMMON_ENVIRONMENT, async_scheduling_told, engine_arguments
 from melld.engine.pin import VLLM_VERSION, check_build, check_vllm_version
 from melld.engine.vllm_options import REFUSED_OPTIONS, frontend_options, option_behind, served_options
@@ -71,21 +69,20 @@ def test_a_model_that_is_new_here_costs_no_process(demo_model: Path, tmp_path: P
     assert len(list(tmp_path.glob("modelinfos/*.json"))) == 1
 
 
-def on_gpu(own: str = "") -> tuple[Any, str]:
-    """What a GPU worker is told of async scheduling, and what people are told."""
-    config = parse_config(f'[model]\npath="m"\n[model.vllm]\n{own}', "test")
-    told = async_scheduling_told(config, "cuda")
-    return engine_arguments(config, "cuda").get("async_scheduling"), told
-
-
-def test_async_scheduling_is_off_until_it_was_seen_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A moved answer must not change for a default: the day of the proof is what turns it on, and status says so."""
-    monkeypatch.setattr(arguments, "ASYNC_SCHEDULING_SEEN_EXACT", None)
-    assert on_gpu() == (False, "off (not yet seen exact on a GPU; `make gpu-check`)")
-    assert on_gpu("async_scheduling=true") == (True, "on (not yet seen exact on a GPU; `make gpu-check`)")
-    monkeypatch.setattr(arguments, "ASYNC_SCHEDULING_SEEN_EXACT", datetime.date(2031, 5, 6))
-    assert on_gpu() == (None, "on (seen exact on a GPU on 2031-05-06)")
-    assert on_gpu("async_scheduling=false") == (False, "off (seen exact on a GPU on 2031-05-06)")
+@pytest.mark.parametrize(
+    ("own", "option", "said"),
+    [
+        ("", None, "on"),
+        ("[model.vllm]\nasync_scheduling=true", True, "on"),
+        ("[model.vllm]\nasync_scheduling=false", False, "off (by [model.vllm])"),
+        ('[devices]\nlent_kv_bytes="1GiB"', False, "off (GPU memory is lent)"),
+    ],
+)
+def test_gpus_schedule_ahead_unless_told_otherwise(own: str, option: bool | None, said: str) -> None:
+    """By vLLM's default, without which a GPU makes two thirds of the tokens; status says what holds."""
+    config = parse_config(f'[model]\npath="m"\n{own}', "test")
+    assert engine_arguments(config, "cuda").get("async_scheduling") is option
+    assert async_scheduling_told(config, "cuda") == said
 
 
 def test_options_of_the_api_do_not_reach_the_engine() -> None:

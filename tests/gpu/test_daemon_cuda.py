@@ -43,6 +43,8 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProc
         daemon.wait_ready()
         Operator(daemon).wait_linked(daemon)
         yield daemon
+        daemon.stop()
+        print(*daemon.lines, sep="\n")  # noqa: T201  with `-s` in the log of a machine that is gone by then
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def test_a_stream_that_moves_on_a_gpu_is_the_same(
     stream = Stream(two_workers, BODIES[name])
     stream.wait_chunks(40)
     reports = Operator(two_workers).move(stream, via)
-    assert [(report["outcome"], report["via"]) for report in reports] == [("committed", via)] * len(reports)
+    assert [(report["outcome"], report["via"]) for report in reports] == [("committed", via)] * len(reports), reports
     assert stream.result() == unmoved[name]
     assert len(reports) == len(unmoved[name].choices)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from melld.control.client import ControlClient
-from melld.control.messages import Migrate
+from melld.control.messages import Migrate, Unload
 from melld.migrate.snapshot import Via
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
@@ -190,6 +190,10 @@ class Operator:
         way = Via(via) if via else None
         asked = Migrate(request=request, worker=worker, via=way, after_first_token=after_first_token)
         return msgspec.json.decode(self._client.operate("migrate", asked, PATIENCE_S))
+
+    def unload(self, model: str) -> None:
+        """Return once the model is in no worker's memory."""
+        self._client.operate("unload", Unload(model=model), PATIENCE_S)
 
     def move(self, stream: Stream, via: str | None) -> list[Any]:
         """Each of the stream's requests to the worker that it is not on; the reports."""

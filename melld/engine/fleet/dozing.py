@@ -15,8 +15,8 @@ from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
 
 log = logging.getLogger("melld.supervisor")
-DOZE_DEADLINE_S = 60.0
-"""A worker that does not doze by then is stopped."""
+DOZE_DEADLINE_S = 300.0
+"""A worker that does not doze by then is stopped.  A GPU's weights need 0.7 s per GB (seen on an H200)."""
 
 
 class Dozing:
