@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "MELLD_FAULTS"
+AHEAD = "MELLD_AHEAD"
+"""Set, these workers schedule asynchronously, as on a GPU (`async_on_cpu`): `MELLD_AHEAD=1 make chaos`."""
 POINTS = (
     "starting",  # any worker: it is about to load the model
     "described",  # source: it has looked, and not said so
@@ -121,6 +123,7 @@ def inject(directory: Path) -> None:
     from melld.engine.worker.residency.warm import Warmers
     from melld.engine.worker.writer import Writer
     from melld.migrate import messages as say
+    from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
 
     known: list[FaultPoints] = []
 
@@ -153,7 +156,10 @@ def inject(directory: Path) -> None:
     _wrap(Moves, "_thaw", before=lambda *_: reach("thawing"))
     _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
     _wrap(Moves, "after_report", after=lambda _: reach("step"))
-    _wrap(EngineCore, "step", before=lambda engine: known[0].in_step(len(engine.scheduler.running)))
+    if AHEAD in os.environ:
+        _wrap(EngineCore, "__init__", before=lambda _, config, *rest, **named: schedule_asynchronously(config))
+    for step in ("step", "step_with_batch_queue"):
+        _wrap(EngineCore, step, before=lambda engine: known[0].in_step(len(engine.scheduler.running)))
     _wrap(Warmers, "take", after=lambda warmed: reach("warmed") if warmed else None)
     _wrap(Arrivals, "copy_began", before=lambda *_: reach("copying"))
     _wrap(Arrivals, "copy_ended", after=lambda _: reach("copied"))
