@@ -157,7 +157,7 @@ def inject(directory: Path) -> None:
     _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
     _wrap(Moves, "after_report", after=lambda _: reach("step"))
     if AHEAD in os.environ:
-        _wrap(EngineCore, "__init__", before=lambda _, config, *rest, **named: schedule_asynchronously(config))
+        _wrap(EngineCore, "__init__", before=lambda _, config, *_a, **_n: schedule_asynchronously(config))
     for step in ("step", "step_with_batch_queue"):
         _wrap(EngineCore, step, before=lambda engine: known[0].in_step(len(engine.scheduler.running)))
     _wrap(Warmers, "take", after=lambda warmed: reach("warmed") if warmed else None)

@@ -26,6 +26,7 @@ from melld.engine.worker.residency.lent_blocks import LentBlocks
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.tenancy import Borrower, Dozer
 from melld.engine.worker.writer import Writer
+from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -48,10 +49,11 @@ class Parts:
         memory = self.shared.memory
         assert arena is None or memory is not None, self.shared.failure
         self.lent = lent = LentBlocks(engine, arena, memory, epochs) if arena and memory else None
-        residency = Residency(engine, epochs, lent.map.trials if lent is not None else ())
+        times = StepTimes()
+        residency = Residency(engine, epochs, times, lent.map.trials if lent is not None else ())
         ages = Ages(engine.scheduler, spec.age_s, time.monotonic)
         expected, clock = (lambda: len(residency.expected)), self.pulse.daemon_s
-        self.budget = budget = StepBudget(engine, spec.step_limit, spec.ttft_s, expected, ages, clock)
+        self.budget = budget = StepBudget(engine, times, spec.step_limit, spec.ttft_s, expected, ages, clock)
         self.links = links = Links(self.shared, spec.copy_rules, residency, self.inbox.put, say)
         self.moves = Moves(residency, links, book, say)
         blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)

@@ -135,13 +135,15 @@ class StepCounts(NamedTuple):
 class StepBudget:
     """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
 
-    `ttft_s`: the target of first tokens.  `expected` returns how many requests have a reservation here: they may go on
-    at any moment.  `ages` looks at those that wait before each step.  `clock`: the one that arrivals are told by.
+    `times` learns what they take.  `ttft_s`: the target of first tokens.  `expected` returns how many requests have a
+    reservation here: they may go on at any moment.  `ages` looks at those that wait before each step.  `clock`: the one
+    that arrivals are told by.
     """
 
     def __init__(
         self,
         engine: "EngineCore",
+        times: StepTimes,
         limit: StepLimit | None,
         ttft_s: float,
         expected: Callable[[], int],
@@ -151,7 +153,7 @@ class StepBudget:
         self.limit = limit
         self._prompts_s = PROMPTS_PART * ttft_s
         self._ages = ages
-        self.times = StepTimes()
+        self.times = times
         self._scheduler: Any = engine.scheduler
         self._due = DueTimes(self._scheduler, ttft_s, lambda: self.times, clock)
         self._expected = expected

@@ -32,6 +32,7 @@ from melld.engine.worker.residency.rules import (
 from melld.engine.worker.residency.runner import runner_of
 from melld.engine.worker.residency.warm import Warmers
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
+from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -45,8 +46,10 @@ __all__ = ["Arrival", "Residency", "Stillness"]
 class Residency:
     """The requests that leave one engine (`Departures`), and those that arrive on it (`Arrivals`, `Warmers`)."""
 
-    def __init__(self, engine: "EngineCore", epochs: BlockEpochs, scratch: Sequence[int] = ()) -> None:
-        """Take an engine whose scheduler is in this process.
+    def __init__(
+        self, engine: "EngineCore", epochs: BlockEpochs, times: StepTimes, scratch: Sequence[int] = ()
+    ) -> None:
+        """Take an engine whose scheduler is in this process, and whose steps take these times.
 
         `scratch`: blocks for trials of links; empty: free ones are borrowed.
 
@@ -66,7 +69,7 @@ class Residency:
         self._epochs = epochs
         self._departures = leaving = Departures(self._scheduler, runner, self.name, epochs)
         self._arrivals = coming = Arrivals(engine, runner, self.name)
-        self._warmers = warmers = Warmers(engine)
+        self._warmers = warmers = Warmers(engine, times)
         self.stillness, self.snapshot = leaving.stillness, leaving.snapshot
         self.thaw, self.release = leaving.thaw, leaving.release
         self.warm, self.warm_on, self.take_warmed = warmers.begin, warmers.go_on, warmers.take

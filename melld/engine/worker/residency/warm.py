@@ -1,10 +1,10 @@
 """Live moves by tokens: the destination computes the request's tokens while the source still decodes.
 
 Owns shadow requests.  A shadow has the first tokens of the request as its prompt, ends after one token that nobody is
-told, and leaves its blocks in the prefix cache.  The next one has some more, and computes only those: slices, each as
-long as the other requests of this worker may be delayed.  If `reserve` then finds all blocks, only the last block and
-the tokens since remain to compute after the freeze, however long the request is.  A paced request (`migrate/pacing`)
-gets its next slice when that is due, or when no other request runs.
+told, and leaves its blocks in the prefix cache.  The next one has some more, and computes only those: slices, each of
+which makes its step longer by what the other requests of this worker may be delayed.  If `reserve` then finds all
+blocks, only the last block and the tokens since remain to compute after the freeze, however long the request is.  A
+paced request (`migrate/pacing`) gets its next slice when that is due, or when no other request runs.
 
     warm ──► slice, slice, ... among the others' steps ──► take_warmed ──► reserve (at once: nothing evicts between)
 """
@@ -17,6 +17,7 @@ import msgspec
 from melld.engine.worker.residency.rules import adapter_refusal
 from melld.migrate.pacing import SlicePace
 from melld.migrate.snapshot import WARM_SUFFIX
+from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -35,20 +36,18 @@ class _Warming(msgspec.Struct):
     tokens: list[int]
     pace: SlicePace
     begun_tokens: int = 0
-    slice_tokens: int = 0
-    slice_began_s: float = 0.0
     is_between: bool = True
     """True if no slice is under way."""
 
 
 class Warmers:
-    """The shadow requests of one engine."""
+    """The shadow requests of one engine, whose steps take these times."""
 
-    def __init__(self, engine: "EngineCore") -> None:
+    def __init__(self, engine: "EngineCore", times: StepTimes) -> None:
         self._engine = engine
+        self._times = times
         self._scheduler: Any = engine.scheduler
         self._warming: dict[str, _Warming] = {}
-        self._slice_tokens = FIRST_SLICE_TOKENS
 
     def begin(self, core_request: bytes, output_token_ids: list[int], tokens_per_s: float = 0.0) -> bool:
         """Start to compute the request's full blocks, at most `tokens_per_s` (0: no limit) beside others.
@@ -85,7 +84,6 @@ class Warmers:
             if warming is None:
                 others.append(output)
             elif output.finish_reason is not None:
-                self._adapt(warming)
                 if warming.begun_tokens < len(warming.tokens):
                     warming.is_between = True
                 else:
@@ -108,13 +106,12 @@ class Warmers:
 
     def _next_slice(self, warming: _Warming) -> None:
         """Add a shadow with one more slice of tokens; those of the last one are in the prefix cache."""
-        wanted = warming.pace.slice_tokens(self._slice_tokens)
-        warming.slice_tokens = min(wanted, len(warming.tokens) - warming.begun_tokens)
+        wanted = warming.pace.slice_tokens(self._slice_tokens())
+        tokens = min(wanted, len(warming.tokens) - warming.begun_tokens)
         warming.is_between = False
-        warming.begun_tokens += warming.slice_tokens
+        warming.begun_tokens += tokens
         self._engine.add_request(self._shadow(warming, warming.begun_tokens))
-        warming.slice_began_s = time.monotonic()
-        warming.pace.began(warming.slice_tokens, warming.slice_began_s)
+        warming.pace.began(tokens, time.monotonic())
 
     def _shadow(self, warming: _Warming, tokens: int) -> Any:
         from vllm.sampling_params import SamplingParams
@@ -132,13 +129,9 @@ class Warmers:
         _, tokens, _ = self._scheduler.kv_cache_manager.get_computed_blocks(shadow)
         return int(tokens) // int(self._scheduler.block_size) * int(self._scheduler.block_size)
 
-    def _adapt(self, ended: _Warming) -> None:
-        """Size the next slice by this one's pace, in whole blocks, as only those stay cached.
-
-        A step has its own cost beside a slice's, so a short last slice says nothing about a longer one.
-        """
-        block = int(self._scheduler.block_size)
-        pace = ended.slice_tokens / max(time.monotonic() - ended.slice_began_s, 1e-6)
-        tokens = int(min(pace * SLICE_S, 2 * self._slice_tokens, MAX_SLICE_TOKENS))
-        if ended.slice_tokens == self._slice_tokens or tokens > self._slice_tokens:
-            self._slice_tokens = max(block, tokens // block * block)
+    def _slice_tokens(self) -> int:
+        """Return how many tokens a slice may have: whole blocks, as only those stay cached."""
+        block, tokens, costs = int(self._scheduler.block_size), FIRST_SLICE_TOKENS, self._times.costs
+        if costs is not None:
+            tokens = self._times.prompt_tokens_within(costs.base_s + SLICE_S, 0) or tokens
+        return max(block, min(tokens, MAX_SLICE_TOKENS) // block * block)

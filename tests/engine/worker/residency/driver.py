@@ -195,20 +195,23 @@ class Worker:
         from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
         from melld.engine.worker.tenancy import Borrower
+        from melld.scheduler.steptimes import StepTimes
 
         shared = share_memory(self.engine, arena.spec if arena else None)
         assert shared.memory is not None, shared.failure
         self.memory, self.handle_bytes = shared.memory, shared.handle
         epochs = BlockEpochs()
         self.lent = lent = LentBlocks(self.engine, arena, self.memory, epochs) if arena else None
-        self.residency = Residency(self.engine, epochs, lent.map.trials if lent else ())
+        times = StepTimes()
+        self.residency = Residency(self.engine, epochs, times, lent.map.trials if lent else ())
         self.reporter = BlockReporter(self.engine.scheduler, lambda: lent.held if lent else 0)
         self.said: list[Any] = []
         self.borrower = Borrower(lent, self.said.append)
         self.takes = 0
         self.ahead_s = 0.0
         ages = Ages(self.engine.scheduler, 60.0, lambda: time.monotonic() + self.ahead_s)
-        self.budget = StepBudget(self.engine, None, TTFT_S, lambda: len(self.residency.expected), ages, time.time)
+        expected = lambda: len(self.residency.expected)  # noqa: E731
+        self.budget = StepBudget(self.engine, times, None, TTFT_S, expected, ages, time.time)
         self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
@@ -293,10 +296,9 @@ class Worker:
     ) -> None:
         """Give steps a target, and teach the budget what they cost."""
         from melld.engine.wire.spec import StepLimit
-        from melld.scheduler.steptimes import StepTimes
 
         self.budget.limit = None if target_s is None else StepLimit(target_s, lone_steps)
-        self.budget.times = StepTimes()
+        self.budget.times.__init__()  # type: ignore[misc]
         for number in range(96 if target_s else 0):
             decodes, tokens = 1 + number % 5, number % 3 * 60
             self.budget.times.stepped(base_s + decode_s * decodes + token_s * tokens, decodes, tokens)

@@ -11,6 +11,7 @@ from tests.engine.worker.residency.test_residency import GREEDY, SAMPLED, crowde
 LONG = Case(
     "1,400 tokens", tuple(300 + 13 * i % 1500 for i in range(1400)), {"temperature": 0.0, "max_tokens": 4}
 )  # six steps of 256
+LONG_RUN = Case(LONG.name, LONG.prompt, GREEDY.params)
 OTHER = Case("1,200 tokens", tuple(90 + 17 * i % 1900 for i in range(1200)), LONG.params)
 TARGET = (0.06, 0.03, 0.001, 0.00025)
 """60 ms for steps of 30 ms, 1 ms a decode and 0.25 ms a prompt token: 116 tokens beside one decode."""
@@ -100,6 +101,19 @@ def test_a_step_of_prompts_alone_ends_soon(pair: Pair) -> None:
     pair.finish(prompt)
 
 
+def test_a_slice_ahead_of_a_move_is_sized_by_its_own_time(pair: Pair) -> None:
+    """Five blocks at 0.24 ms a token make a step 40 ms longer, also where the step itself takes three times as long."""
+    running, decoding = pair.start(LONG_RUN), pair.start(GREEDY, pair.there)
+    pair.step(8)
+    pair.there("aim", 60.0, 0.12, 0.001, 0.00024)
+    assert pair.there("warm", *pair.here("core_request", running.request_id))
+    pair.there("take_counts")
+    pair.step(4)
+    assert pair.there("take_counts") == [(1, 160)] * 4
+    pair.there("abort", [running.request_id])
+    pair.finish(running, decoding)
+
+
 def test_a_target_that_is_too_tight_still_lets_prompts_end(pair: Pair) -> None:
     """64 tokens a step, however little time there is."""
     pair.there("aim", 0.001, *TARGET[1:])
@@ -135,7 +149,7 @@ def test_a_prompt_is_cut_for_a_request_that_is_about_to_arrive(pair: Pair) -> No
     pair.there("take_counts")
     pair.step()
     assert pair.there("take_counts") in ([(0, 119)], [(0, 120)])
-    pair.there("cancel", running.request_id)
+    pair.there("abort", [running.request_id])
     pair.finish(running, prompt)
 
 
