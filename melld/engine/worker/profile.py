@@ -8,6 +8,7 @@ request: it stops between two steps when any message arrives, and says so.  For 
     link      the same blocks of a sibling are copied again and again, as a migration copies them, for a set time
 """
 
+import collections
 import contextlib
 import random
 import statistics
@@ -67,6 +68,8 @@ class Profiler:
         self._in_step = in_step
         self._chance = random.Random(1)
         self._made = 0
+        self._begun: collections.deque[list[float]] = collections.deque()
+        """Where the times of the steps in flight belong, the oldest first."""
         self._trials: dict[str, _LinkTrial] = {}  # by sibling
 
     # -- prefill -----------------------------------------------------------------------------------------------------
@@ -87,6 +90,7 @@ class Profiler:
         """Refuse if there is work; remove all synthetic requests afterwards."""
         if self._engine.scheduler.has_requests():
             raise Interrupted(wire.WANTED)
+        self._begun.clear()
         try:
             yield
         finally:
@@ -105,10 +109,10 @@ class Profiler:
             config.scheduler_config.max_num_batched_tokens,
             self._free_tokens() // 2,
         )
-        seconds = []
-        for _ in range(ALONE_TIMES + 1):
+        seconds: list[float] = []
+        while len(seconds) <= ALONE_TIMES:
             self._add(tokens, 1)
-            seconds.append(self._step())
+            self._step(seconds)
         return float(tokens) / statistics.median(seconds[1:])
 
     def _beside(self, ask: wire.MeasurePrefill, deadline_s: float) -> float:
@@ -124,7 +128,7 @@ class Profiler:
         for _ in range(ask.batch):
             self._add(DECODER_TOKENS, steps)
         while any(not request.num_output_tokens for request in self._engine.scheduler.requests.values()):
-            self._step()
+            self._step([])
         fewer, fewer_ratio, step_s = 0.0, 1.0, 0.0
         most = config.scheduler_config.max_num_batched_tokens - ask.batch
         for tokens in (chunk for chunk in CHUNKS if chunk <= most):
@@ -140,18 +144,23 @@ class Profiler:
 
     def _compare(self, tokens: int) -> tuple[float, float]:
         """Return the median step without the foreign prompt, and the factor by which the prompt lengthens it."""
-        without, beside = [], []
+        without: list[float] = []
+        beside: list[float] = []
         for _ in range(PAIRS):
-            without.append(self._step())
+            self._step(without)
             self._add(tokens, 1)
-            beside.append(self._step())
+            self._step(beside)
         step_s = statistics.median(without)
         return step_s, statistics.median(beside) / step_s
 
-    def _step(self) -> float:
-        """Run one step, drop its outputs, and return its seconds."""
+    def _step(self, seconds: list[float]) -> None:
+        """Begin a step whose time belongs into this list, and note that of the step that ends, perhaps an earlier one.
+
+        Outputs are dropped.
+        """
         if self._is_wanted():
             raise Interrupted(wire.WANTED)
+        self._begun.append(seconds)
         began_s = time.monotonic()
         self._in_step(began_s)
         try:
@@ -159,7 +168,8 @@ class Profiler:
             self._engine.post_step(model_executed=executed)
         finally:
             self._in_step(0.0)
-        return time.monotonic() - began_s
+        if len(self._begun) > len(self._engine.batch_queue or ()):
+            self._begun.popleft().append(time.monotonic() - began_s)
 
     def _add(self, prompt_tokens: int, output_tokens: int) -> None:
         """Add a request of random tokens, which no prefix cache holds."""
