@@ -37,7 +37,7 @@ class Descriptions:
 
     def after_step(self, step_s: float, refuse: Callable[[say.DescribeRequest, MoveRefused], None]) -> None:
         """Answer the parked commands whose chunk, or first token, was computed in the step; `refuse` the impossible."""
-        now_s, self._step_s = time.monotonic(), step_s
+        now_s, self._step_s = time.monotonic(), step_s or self._step_s
         for command, since_s in list(self._parked.values()):
             try:
                 self._look_again(command, is_late=now_s - since_s > PATIENCE_S)

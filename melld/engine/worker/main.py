@@ -177,10 +177,12 @@ class EngineLoop:
         self._engine.post_step(model_executed=executed)
         step_s = time.monotonic() - began_s
         counts = parts.budget.stepped(step_s)
+        if not any(counts):
+            step_s = 0.0  # no step has ended: it only began one
         parts.pulse.in_step(0.0)
         mine = (outputs or {}).get(0)
         parts.moves.after_step(mine)
-        parts.reporter.report(mine, step_s if any(counts) else 0.0, counts)
+        parts.reporter.report(mine, step_s, counts)
         parts.moves.after_report(step_s)
         if not executed and self._engine.scheduler.has_requests():
             time.sleep(0.001)  # all requests wait for a grammar: leave the GIL to the thread that compiles it
