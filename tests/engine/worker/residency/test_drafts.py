@@ -28,22 +28,28 @@ CASES = [
 ]
 
 
+LATER = (("ngram", False), ("eagle", False), ("draft_model", True), ("eagle", True))
+
+
 @pytest.fixture(
-    scope="module", params=["draft_model", *(pytest.param(one, marks=pytest.mark.long) for one in ("ngram", "eagle"))]
+    scope="module",
+    params=[("draft_model", False), *(pytest.param(one, marks=pytest.mark.long) for one in LATER)],
+    ids=lambda param: f"{param[0]}{' ahead' * param[1]}",
 )
 def shared_pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
-    """Two workers that draft three tokens a step."""
-    config: dict[str, Any] = {"method": request.param, "num_speculative_tokens": DRAFTED}
+    """Two workers that draft three tokens a step, also with two steps in flight."""
+    method, ahead = request.param
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": DRAFTED}
     directory = tmp_path_factory.mktemp("draft") / "draft"
-    if request.param == "draft_model":
+    if method == "draft_model":
         make_drafter(demo_model, directory, 1)
         config["model"] = str(directory)
-    elif request.param == "eagle":
+    elif method == "eagle":
         make_eagle(demo_model, directory)
         config["model"] = str(directory)
     else:
         config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    with two_workers(demo_model, {"speculative_config": config}) as workers:
+    with two_workers(demo_model, {"speculative_config": config, "async_scheduling": ahead}) as workers:
         yield Pair(*workers)
 
 
