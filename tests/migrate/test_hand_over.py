@@ -98,7 +98,8 @@ def test_a_prompt_of_one_chunk_is_followed_while_it_waits(bench: Bench) -> None:
         stream = Stream(bench.daemon, GREEDY | {"cache_salt": "behind"})
         one = bench.operator.wait_request(lambda found: found["prompt_tokens"] < 500 and found["worker"])
         report = bench.operator.migrate(one["request"], there(one), None, after_first_token=True)
-    assert (report["outcome"], report["rounds"]) == ("committed", 1)
+    assert report["outcome"] == "committed"
+    assert report["rounds"] in (1, 2)  # two where it is due before the rest of the other, and shares a step with it
     check_followed(report)
     assert stream.result() == unmoved
     for other in before:
