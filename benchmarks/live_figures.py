@@ -56,7 +56,7 @@ def learned_from(decisions: Path, bytes_per_token: int) -> Learned:
 
 
 def move_s_of(decisions: Path) -> float:
-    """Return the median seconds from asking for a move to its end, of those that were committed; 0 without any."""
+    """Return the mean seconds from asking for a move to its end, of those that were committed; 0 without any."""
     began_s: dict[str, float] = {}
     seconds: list[float] = []
     for record in map(json.loads, decisions.read_text().splitlines()):
@@ -64,7 +64,7 @@ def move_s_of(decisions: Path) -> float:
             began_s[record["request"]] = record["at"]
         elif record["kind"] == "moved" and record["outcome"] == "committed":
             seconds.append(record["at"] - began_s[record["request"]])
-    return statistics.median(seconds) if seconds else 0.0
+    return statistics.fmean(seconds) if seconds else 0.0
 
 
 def good_of(played: list[Played], learned: Learned, targets: Targets) -> int:

@@ -38,6 +38,8 @@ from tests.serve.daemon_process import DaemonProcess
 POLICIES = ("best-fit", "worst-fit", "load-balance", "mell-plus", "mell-slo")
 BLOCK_TOKENS, BYTES_PER_TOKEN = 32, 4096
 SHAPES = ("trace", "diurnal", "bursty")
+MOVES = (0.8, 0.9, 1.0, 1.1, 1.2)
+"""Factors of what a move takes, simulated each: a run of few workers turns on which request moves first."""
 NIGHT, DAYS = 0.1, 2
 """The least of a day's rate, as a part of its mean, and how many days the load has."""
 BURST, BURST_PART, BURSTS = 4.0, 0.15, 3
@@ -123,10 +125,18 @@ def wait_asleep(daemon: DaemonProcess) -> None:
 def simulated(
     policy: str, workload: Workload, latency: Latency, move_s: float, arguments: argparse.Namespace
 ) -> Figures:
-    """Return the simulator's figures for the same arrivals at the live run's speed, as the daemon is set.
+    """Return the simulator's figures for the same arrivals at the live run's speed, as the daemon is set: means.
 
     `move_s`: what a move takes however small it is.  Its messages wait for the steps of both workers.
     """
+    runs = [simulated_once(policy, workload, latency, move_s * factor, arguments) for factor in MOVES]
+    return {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
+
+
+def simulated_once(
+    policy: str, workload: Workload, latency: Latency, move_s: float, arguments: argparse.Namespace
+) -> Figures:
+    """Return the figures of one run in which a move takes so long."""
     settings = SimulatorSettings(
         capacity_bytes=arguments.worker_tokens // BLOCK_TOKENS * BLOCK_TOKENS * BYTES_PER_TOKEN,
         bytes_per_token=BYTES_PER_TOKEN,
