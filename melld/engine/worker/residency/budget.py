@@ -84,9 +84,7 @@ class DueTimes:
     who came last, whom vLLM preempts.  `ttft_s`: the target.  `clock`: the one that arrivals are told by.
     """
 
-    def __init__(
-        self, scheduler: "Scheduler", ttft_s: float, times: Callable[[], StepTimes], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, scheduler: "Scheduler", ttft_s: float, times: StepTimes, clock: Callable[[], float]) -> None:
         self._times = times
         self._scheduler: Any = scheduler
         self._targets = Targets(ttft_s=ttft_s)
@@ -106,7 +104,7 @@ class DueTimes:
                 line.add_request(self._put_off(line.pop_request()))
 
     def _line_up(self, request: "Request") -> None:
-        costs = self._times().costs
+        costs = self._times.costs
         is_awaited = not request.num_output_tokens and not request.request_id.endswith(WARM_SUFFIX)
         if costs is not None and is_awaited and request not in self._awaited:
             prompt_s = costs.prompt_token_s * request.num_prompt_tokens
@@ -155,7 +153,7 @@ class StepBudget:
         self._ages = ages
         self.times = times
         self._scheduler: Any = engine.scheduler
-        self._due = DueTimes(self._scheduler, ttft_s, lambda: self.times, clock)
+        self._due = DueTimes(self._scheduler, ttft_s, times, clock)
         self._expected = expected
         self._config = config = self._scheduler.scheduler_config
         self._most_tokens = int(self._scheduler.max_num_scheduled_tokens)
