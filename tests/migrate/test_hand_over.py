@@ -90,20 +90,26 @@ def test_a_request_handed_over_after_its_first_token_answers_as_ever(bench: Benc
 
 
 def test_a_prompt_of_one_chunk_is_followed_while_it_waits(bench: Bench) -> None:
-    """It stands behind another's chunks, has nothing to copy, and is handed over with all its blocks."""
+    """It stands behind another's chunks, has nothing to copy, and is handed over with all its blocks.
+
+    Where a busy machine hears of its first token late, it decodes on and moves like any other: then once more.
+    """
     unmoved = bench.unmoved("greedy")
     body = PROMPT | {"prompt": list(range(5, 245)) * 13, "max_tokens": 1}
-    with slowed(bench.faults, CHUNK_S):
-        before = [bench.seen_prefilling(body, f"before {place}")[0] for place in range(2)]
-        stream = Stream(bench.daemon, GREEDY | {"cache_salt": "behind"})
-        one = bench.operator.wait_request(lambda found: found["prompt_tokens"] < 500 and found["worker"])
-        report = bench.operator.migrate(one["request"], there(one), None, after_first_token=True)
-    assert report["outcome"] == "committed"
-    assert report["rounds"] in (1, 2)  # two where it is due before the rest of the other, and shares a step with it
+    for attempt in range(5):
+        with slowed(bench.faults, CHUNK_S):
+            before = [bench.seen_prefilling(body, f"before {attempt} {place}")[0] for place in range(2)]
+            stream = Stream(bench.daemon, GREEDY | {"cache_salt": f"behind {attempt}"})
+            one = bench.operator.wait_request(lambda found: found["prompt_tokens"] < 500 and found["worker"])
+            report = bench.operator.migrate(one["request"], there(one), None, after_first_token=True)
+        assert report["outcome"] == "committed"
+        assert stream.result() == unmoved
+        for other in before:
+            other.result()
+        if "copied" not in words(report):
+            break
+    assert report["rounds"] == 1
     check_followed(report)
-    assert stream.result() == unmoved
-    for other in before:
-        other.result()
 
 
 def test_a_request_that_decodes_already_moves_like_any_other(bench: Bench) -> None:

@@ -25,10 +25,12 @@ class Device:
         )
         self.decoding: dict[str, Any] = {}
         self.prompt_tokens = 0
-        has_requests = lambda: bool(self.decoding or self.prompt_tokens)  # noqa: E731
         self.scheduler = types.SimpleNamespace(
-            max_num_active_reqs=64, requests=self.decoding, has_requests=has_requests
+            max_num_active_reqs=64, requests=self.decoding, has_requests=self._has_requests
         )
+
+    def _has_requests(self) -> bool:
+        return bool(self.decoding or self.prompt_tokens)
 
     def step_fn(self) -> tuple[None, bool]:
         """Submit a step, and wait for the oldest that is under way, if there is one before it or none may be."""

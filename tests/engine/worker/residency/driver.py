@@ -210,8 +210,9 @@ class Worker:
         self.takes = 0
         self.ahead_s = 0.0
         ages = Ages(self.engine.scheduler, 60.0, lambda: time.monotonic() + self.ahead_s)
-        expected = lambda: len(self.residency.expected)  # noqa: E731
-        self.budget = StepBudget(self.engine, times, None, TTFT_S, expected, ages, time.time)
+        self.budget = StepBudget(
+            self.engine, times, None, TTFT_S, lambda: len(self.residency.expected), ages, time.time
+        )
         self.counts: list[tuple[int, ...]] = []
         self.warmed: list[str] = []
         self.pullers: dict[bytes, Any] = {}
