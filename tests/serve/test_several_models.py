@@ -17,6 +17,9 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
 from tests.worker_faults import slowed
 
+TOKEN_BYTES = 4096
+"""KV of one token of a small model."""
+
 QUESTION = {"prompt": "The workers of a daemon", "max_tokens": 24, "temperature": 0}
 
 
@@ -186,20 +189,27 @@ def test_a_model_that_does_not_fit_takes_the_place_of_an_idle_one(scarce: Daemon
     assert running.result() == expected
 
 
-def crowd(daemon: DaemonProcess, model: str) -> list[Stream]:
-    """Long prompts, together more than half of the KV memory that there is."""
+def long_words(daemon: DaemonProcess) -> str:
+    """Return a quarter of a crowd's words; a crowd needs three fifths of the KV memory that workers' weights leave."""
+    (device,) = daemon.status()["devices"]
+    kv_bytes = device["free_bytes"] + sum(one["granted_bytes"] for one in device["models"])
+    return "block " * (kv_bytes * 3 // 5 // TOKEN_BYTES // 4)
+
+
+def crowd(daemon: DaemonProcess, model: str, words: str) -> list[Stream]:
     body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "model": model}
-    return [Stream(daemon, body | {"prompt": f"{number} " + "block " * 1500}) for number in range(4)]
+    return [Stream(daemon, body | {"prompt": f"{number} {words}"}) for number in range(4)]
 
 
 def test_kv_memory_goes_from_an_idle_model_to_a_starved_one(scarce: DaemonProcess) -> None:
     """Both answer as they do when nobody else is there, while it goes to and fro."""
     assert loaded(scarce) == {"demo", "third"}
+    words = long_words(scarce)
     quiet = {}
     for name in ("demo", "third"):
-        quiet[name] = [stream.result() for stream in crowd(scarce, name)]
+        quiet[name] = [stream.result() for stream in crowd(scarce, name, words)]
     for _ in range(2):
-        streams = {name: crowd(scarce, name) for name in ("demo", "third")}
+        streams = {name: crowd(scarce, name, words) for name in ("demo", "third")}
         assert {name: [stream.result() for stream in each] for name, each in streams.items()} == quiet
     metrics = scarce.get("/metrics")
     takes = [float(line.split()[1]) for line in metrics.splitlines() if line.startswith("melld_kv_takes_total{")]
