@@ -78,8 +78,6 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
     if device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
-    elif config.devices.lent_bytes:
-        arguments["async_scheduling"] = False  # lent blocks move between two steps
     arguments |= _lora_arguments(config.model.lora, device_kind)
     return arguments | {key: value for key, value in own.items() if key not in frontend_options()}
 
@@ -116,8 +114,6 @@ def async_scheduling_told(config: Config, device_kind: str) -> str:
     """Return a text: whether a worker on a device of this kind uses async scheduling, and why."""
     if device_kind == "cpu":
         return "off (vLLM has none on a CPU)"
-    if config.devices.lent_bytes:
-        return "off (GPU memory is lent)"
     return "off (by [model.vllm])" if engine_arguments(config, device_kind).get("async_scheduling") is False else "on"
 
 

@@ -145,7 +145,7 @@ STATUS = DaemonStatus(
         itl_attainment=0.9951,
     ),
     links=(OPEN, TOKENS_ONLY),
-    async_scheduling="off (GPU memory is lent)",
+    async_scheduling="off (by [model.vllm])",
     moves=(MOVING, DEFERRED),
     requests=(RUNNING, PREFILLING, QUEUED),
 )

@@ -115,6 +115,30 @@ ASYNC = [
         "if self.use_async_scheduling and num_output_tokens > 0: ... resumed_token_ids = req_data.all_token_ids[",
     ),
     Fact(
+        "a paused scheduler gives a step nothing to do",
+        SCHEDULER,
+        "Scheduler.schedule",
+        "if self._pause_state == PauseState.PAUSED_ALL: ... token_budget = 0",
+    ),
+    Fact(
+        "and then counts no request, so that a step in flight is ended and none begun",
+        SCHEDULER,
+        "Scheduler.get_num_unfinished_requests",
+        "if self._pause_state == PauseState.PAUSED_ALL: return 0",
+    ),
+    Fact(
+        "the V1 runner knows what it has sampled where a logits processor needs it",
+        "vllm/v1/worker/gpu_input_batch.py",
+        "InputBatch._make_sampling_metadata",
+        "or self.logitsprocs_need_output_token_ids",
+    ),
+    Fact(
+        "else tokens of a list are lost once that is needed: `residency.runner.know_all_outputs`",
+        "vllm/v1/worker/gpu_input_batch.py",
+        "InputBatch.update_async_output_token_ids",
+        "req_output_token_ids[first_placeholder:] = new_ids",
+    ),
+    Fact(
         "who was not in the last step is sent whole",
         SCHEDULER,
         "",

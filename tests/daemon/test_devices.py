@@ -81,14 +81,13 @@ def test_devices_that_make_no_whole_worker_are_refused(devices: str, why: str) -
 
 
 def test_workers_that_lend_gpu_memory_are_made_for_it() -> None:
-    """Blocks can be moved in vLLM's first runner alone, between steps; and a device all but full must do."""
+    """Blocks can be moved in vLLM's first runner alone; and a device all but full must do."""
     each = '[[models]]\npath = "m"\nname = "{0}"\n'
     text = f'[devices]\nlent_kv_bytes = "1GiB"\n{each.format("a")}{each.format("b")}[idle]\nhost_cache_bytes = "1GiB"\n'
     config = parse_config(text, "test")
     [slot] = make_slots(config.alone(config.served[0]), [FIRST], {}, 0, 2)
     arguments = slot.spec.engine_arguments
     assert slot.spec.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-    assert arguments["async_scheduling"] is False
     assert arguments["kv_cache_memory_bytes"] == 1 << 30
     assert arguments["gpu_memory_utilization"] < 0.02
     assert "enable_sleep_mode" not in arguments

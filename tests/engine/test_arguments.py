@@ -75,7 +75,7 @@ def test_a_model_that_is_new_here_costs_no_process(demo_model: Path, tmp_path: P
         ("", None, "on"),
         ("[model.vllm]\nasync_scheduling=true", True, "on"),
         ("[model.vllm]\nasync_scheduling=false", False, "off (by [model.vllm])"),
-        ('[devices]\nlent_kv_bytes="1GiB"', False, "off (GPU memory is lent)"),
+        ('[devices]\nlent_kv_bytes="1GiB"', None, "on"),
     ],
 )
 def test_gpus_schedule_ahead_unless_told_otherwise(own: str, option: bool | None, said: str) -> None:

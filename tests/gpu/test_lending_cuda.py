@@ -18,7 +18,7 @@ from tests.gpu.test_residency_cuda import CASES
 pytestmark = pytest.mark.gpu
 
 GRANULE_BYTES, GRANULES = 4 << 20, 80
-ON_GPU = {"block_size": 16, "gpu_memory_utilization": 0.01, "async_scheduling": False}
+ON_GPU = {"block_size": 16, "gpu_memory_utilization": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_lent_memory_goes_from_engine_to_engine_and_changes_no_answer(shared_pai
     running = [pair.start(case) for case in CASES]
     pair.step(8)
     here("take", 9, 60.0)
-    pair.step()
+    pair.step(2)
     [answer] = here("returned")
     assert len(answer.granules) == 9
     there("grant", list(answer.granules))

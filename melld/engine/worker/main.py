@@ -96,9 +96,9 @@ class EngineLoop:
             self._parts.requests.resume_deferred()
             self._parts.moves.before_step()
             is_busy = self._engine.scheduler.has_requests() or bool(self._engine.batch_queue)
-            self._parts.borrower.go_on(is_busy)
+            step = self._parts.borrower.go_on(is_busy) or self._engine.step_fn
             if is_busy:
-                self._step()
+                self._step(step)
             elif not self._stopping:
                 if not self._parts.dozer.dozes:
                     self._parts.reporter.report(None, 0.0)
@@ -169,11 +169,11 @@ class EngineLoop:
     def _stop(self, _stop: wire.StopWorker) -> None:
         self._stopping = True
 
-    def _step(self) -> None:
+    def _step(self, step: Callable[[], tuple[Any, bool]]) -> None:
         parts, began_s = self._parts, time.monotonic()
         assert not parts.dozer.dozes, "a worker that dozes cannot compute"
         parts.pulse.in_step(began_s)
-        outputs, executed = self._engine.step_fn()
+        outputs, executed = step()
         self._engine.post_step(model_executed=executed)
         step_s = time.monotonic() - began_s
         counts = parts.budget.stepped(step_s)

@@ -53,20 +53,29 @@ class Borrower:
         """Give back granules as soon as that is possible."""
         self._takes.append(_Take(take, time.monotonic() + take.deadline_s))
 
-    def go_on(self, is_busy: bool) -> None:
-        """Answer the takes that can be answered now.  Call it when no step is in flight.
+    def go_on(self, is_busy: bool) -> Callable[[], tuple[Any, bool]] | None:
+        """Answer the takes that can be answered now.
 
         At its deadline, or when nothing runs that could end, a take gets what can be given, whoever must wait for it.
+        Return the step to do instead of the engine's own while one in flight is in the way of a take.
         """
+        lent, instead = self._lent, None
         for take in list(self._takes):
             asked, is_due = take.message, not is_busy or time.monotonic() >= take.due_s
-            emptied = Emptied() if self._lent is None else self._lent.empty(asked.granules, preempts=is_due)
+            emptied: Emptied | None = Emptied()
+            if lent is not None and lent.in_flight:
+                emptied = None
+                if is_due or not lent.lacks(asked.granules):
+                    instead = lent.end_step
+            elif lent is not None:
+                emptied = lent.empty(asked.granules, preempts=is_due)
             if emptied is not None:
                 self._takes.remove(take)
                 returned = wire.GranulesReturned(
                     take=asked.take, granules=emptied.granules, moved_blocks=emptied.moved_blocks, cause=asked.cause
                 )
                 self._say(returned)
+        return instead
 
 
 class Dozer:

@@ -167,8 +167,8 @@ def _refusal(config: "VllmConfig", specs: list[Any], granule_bytes: int) -> str:
     plain = all(type(spec) in (FullAttentionSpec, MLAAttentionSpec) for spec in specs)
     if not plain or len({spec.dtype for spec in specs}) > 1:
         return "the model's layers are not all of plain full attention with one data type"
-    if config.max_concurrent_batches > 1 or config.use_v2_model_runner:
-        return "blocks can be moved between steps of vLLM's first model runner alone, one at a time"
+    if config.use_v2_model_runner:
+        return "blocks can be moved between steps of vLLM's first model runner alone"
     if config.cache_config.num_gpu_blocks_override is not None:
         return "the engine's options set how much KV it has"
     block_bytes = sum(spec.page_size_bytes for spec in specs)

@@ -1,6 +1,6 @@
 """Withholds from an engine the blocks of its arena that it was not granted, and empties granules that it gives back.
 
-Owns the granted granules.  For the engine thread, between two steps, none of which is in flight.
+Owns the granted granules.  For the engine thread, between two steps; granules are given back with none in flight.
 
     every block but the null block:  held here (one reference that no table has)  or  vLLM's, free or in tables
     held = touches a granule that is not granted
@@ -45,6 +45,7 @@ class LentBlocks:
     def __init__(self, engine: "EngineCore", arena: ArenaMemory, memory: KvMemory, epochs: BlockEpochs) -> None:
         self.map: BlockMap = arena.blocks(memory.layout)
         self.granted: set[int] = set()
+        self._engine = engine
         self._epochs = epochs
         self._scheduler: Any = engine.scheduler
         manager = self._scheduler.kv_cache_manager
@@ -78,14 +79,33 @@ class LentBlocks:
         yield
         self._hold(self.map.scratch)
 
+    @property
+    def in_flight(self) -> bool:
+        """Return True while the engine computes a step ahead: `empty` must wait."""
+        return bool(self._engine.batch_queue)
+
+    def end_step(self) -> tuple[Any, bool]:
+        """Do as `EngineCore.step_fn`, but begin no step: end the oldest in flight."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        ended: tuple[Any, bool] = self._engine.step_fn()
+        self._scheduler.set_pause_state(PauseState.UNPAUSED)
+        return ended
+
+    def lacks(self, count: int) -> bool:
+        """Return True if so many granules surely hold more than finds room elsewhere: `empty` would have to preempt."""
+        whole_blocks = self.map.granule_bytes // self.map.block_bytes - 1  # of each granule, at least
+        return min(count, len(self.granted)) * whole_blocks > int(self._pool.get_num_free_blocks())
+
     def empty(self, count: int, *, preempts: bool) -> Emptied | None:
         """Give back so many granules; return None, and change nothing, if that is not possible now.
 
         `preempts`: rather have requests wait, the youngest first, and give back what is possible.
         """
+        assert not self.in_flight
         count = min(count, len(self.granted))
-        whole_blocks = self.map.granule_bytes // self.map.block_bytes - 1  # of each granule, at least
-        if not preempts and count * whole_blocks > self._pool.get_num_free_blocks():
+        if not preempts and self.lacks(count):
             return None  # as the rest would find, at the cost of a look at every block
         live, places = self._live()
         granules = self._choose(count, live)

@@ -72,6 +72,16 @@ def _mark(runner: Any, scheduled_tokens: dict[str, int]) -> None:
             rewindable.mark()
 
 
+def know_all_outputs(batch: Any) -> None:
+    """Have this empty batch (vllm.v1.worker.gpu_input_batch) know each sampled token before the next is sampled.
+
+    A fix of vLLM 0.32.0, which with async scheduling learns them only while a request of the batch has penalties or
+    bad words.  When such a one comes, all placeholders at the end of another's list give way to one token: the list
+    grows shorter, and `min_tokens` holds longer.
+    """
+    batch.logitsprocs_need_output_token_ids = True
+
+
 class Runner:
     """A model runner that keeps nothing of a request: V2, whose draws depend on seed and position alone."""
 
@@ -95,6 +105,8 @@ class RunnerV1(Runner):
         self._runner = runner
         if runner.device.type == "cpu":
             make_generators_rewindable(runner)
+        if runner.use_async_scheduling:
+            know_all_outputs(runner.input_batch)
 
     def generator_state(self, request_id: str) -> bytes | None:
         """Return the state, empty for a request that is not seeded or has never run here."""

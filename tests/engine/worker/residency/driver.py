@@ -249,10 +249,10 @@ class Worker:
         for _ in range(count):
             self.residency.warm_on()
             is_busy = self.engine.scheduler.has_requests() or bool(self.engine.batch_queue)
-            self.borrower.go_on(is_busy)
+            step = self.borrower.go_on(is_busy) or self.engine.step_fn
             if not is_busy:
                 break
-            result, executed = self.engine.step_fn()
+            result, executed = step()
             self.engine.post_step(model_executed=executed)
             self.counts.append(tuple(self.budget.stepped(0.0)))  # a step of no time teaches nothing
             self.warmed += self.residency.take_warmed(result.get(0) if result else None)
@@ -520,13 +520,19 @@ class Worker:
         }
 
     def check_pool(self) -> None:
-        """Every reference is a table's, or the one by which a block is withheld; what is withheld is not free."""
-        pool = self.engine.scheduler.kv_cache_manager.block_pool
-        managers = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
-        named = [block.block_id for m in managers for blocks in m.req_to_blocks.values() for block in blocks]
+        """Every reference is a table's, or an ended request's whose last step is in flight, or withholds the block.
+
+        What is withheld is not free.
+        """
+        scheduler: Any = self.engine.scheduler
+        pool, managers = scheduler.kv_cache_manager.block_pool, scheduler.kv_cache_manager.coordinator
+        tables = [blocks for m in managers.single_type_managers for blocks in m.req_to_blocks.values()]
+        named = [block.block_id for blocks in tables for block in blocks]
+        ended = [block.block_id for _, blocks in scheduler.deferred_frees for block in blocks]
+        assert self.engine.batch_queue or not ended
         usable = self.usable_blocks()
         counts = {block.block_id: block.ref_cnt for block in pool.blocks[1:]}
-        assert counts == {block: named.count(block) if block in usable else 1 for block in counts}
+        assert counts == {block: (named + ended).count(block) if block in usable else 1 for block in counts}
         free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
         assert free == {block for block in usable if not counts[block]}
         assert set(named) <= usable

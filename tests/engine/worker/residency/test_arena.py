@@ -59,7 +59,7 @@ class Device:
     def settle(self, worker: WorkerProxy, granted: int) -> None:
         """Give the idle worker exactly so many granules."""
         worker("take", self.ledger.granted(_name(worker)), 0.0)
-        worker("step")
+        worker("step", 3)
         self.give_back(worker)
         assert self.ledger.granted(_name(worker)) == 0
         self.grant(worker, granted)
@@ -102,13 +102,15 @@ def begin(model: Path, arena: Arena, **options: Any) -> WorkerProxy:
     return WorkerProxy(str(model), {"arena": msgspec.to_builtins(arena.spec())} | options)
 
 
-@pytest.fixture(scope="module")
-def house(demo_model: Path) -> Iterator[House]:
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["ahead", "plain"])
+def house(demo_model: Path, request: pytest.FixtureRequest) -> Iterator[House]:
+    """Those with small blocks schedule a step ahead and the other does not, or the other way round."""
     near, far = (Device(Arena(ARENA_BYTES, GRANULE_BYTES)) for _ in range(2))
+    ahead = request.param
     workers = [
-        begin(demo_model, near.arena),
-        begin(demo_model, near.arena, block_size=96),
-        begin(demo_model, far.arena),
+        begin(demo_model, near.arena, async_scheduling=ahead),
+        begin(demo_model, near.arena, async_scheduling=not ahead, block_size=96),
+        begin(demo_model, far.arena, async_scheduling=ahead),
     ]
     try:
         for worker in workers:
@@ -221,14 +223,14 @@ def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, p
 
 
 def test_live_blocks_move_when_there_is_room_and_nobody_waits(house: House, pair: Pair) -> None:
-    """What is lent comes back at once from an engine at work: its requests neither wait nor are computed again."""
+    """What is lent comes back from an engine at work once its step is over; its requests neither wait nor lose any."""
     cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:400], SEEDED)]
     expected = pair.all_unmoved(cases)
     running, preemptions = [pair.start(case) for case in cases], pair.preemptions
     pair.step(8)
     before = house.small("report")
     house.small("take", 7, 60.0)
-    pair.step()
+    pair.step(2)
     [answer] = house.near.give_back(house.small)
     assert len(answer.granules) == 7
     assert answer.moved_blocks > 0
@@ -267,10 +269,12 @@ def test_blocks_of_requests_that_arrive_or_leave_stay_where_they_are(house: Hous
     running = pair.start(GREEDY)
     pair.step(5)
     name = running.request_id
-    assert house.small("freeze", name, "kv") == "settled"
+    house.small("freeze", name, "kv")
+    pair.step()
+    assert house.small("stillness", name) == "settled"
     frozen = house.small("blocks_in_tables")
     house.small("take", 8, 0.0)
-    house.small("step")
+    house.small("step", 2)
     [answer] = house.near.give_back(house.small)
     assert len(answer.granules) == 7
     assert house.small("blocks_in_tables") == frozen
@@ -376,7 +380,7 @@ def killed_while_taking(house: House, pair: Pair, victim: Any, point: str) -> tu
     victim("die_at", point)
     victim("take", 7, 60.0)
     with pytest.raises(WorkerFailed, match="the process ended with -9"):
-        victim("step", 2)
+        victim("step", 3)
     return running, expected
 
 

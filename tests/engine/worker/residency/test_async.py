@@ -17,7 +17,10 @@ from tests.engine.worker.residency.test_residency import (
     GREEDY,
     HALF_PREFILLED,
     LONG_PROMPT,
+    PENALTIES,
+    PROMPT,
     SAMPLED,
+    SEEDED,
 )
 
 
@@ -51,6 +54,16 @@ def test_a_step_ahead_changes_no_answer(pair: Pair, plain_pair: Pair) -> None:
     """Else a comparison of moved with unmoved runs here would say nothing of what clients have had so far."""
     for case, ahead, plain in zip(CASES, pair.all_unmoved(CASES), plain_pair.all_unmoved(CASES), strict=True):
         assert ahead == plain, case.name
+
+
+def test_a_request_with_penalties_does_not_change_how_long_another_must_be(pair: Pair) -> None:
+    """vLLM's first runner then forgets tokens of the other, and `min_tokens` holds longer."""
+    (least,) = (case for case in CASES if case.name == "min_tokens")
+    penalised = Case("penalised", PROMPT, SEEDED | PENALTIES)
+    expected = pair.all_unmoved([least, penalised])
+    first = pair.start(least)
+    pair.step(15)
+    assert pair.finish(first, pair.start(penalised)) == expected
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
