@@ -47,13 +47,21 @@ def main(spec: WorkerSpec, connection: socket.socket) -> None:
         worker = EngineLoop(spec, connection)
         worker.serve()
     except Exception as error:  # noqa: BLE001  the task boundary of the process: report to the daemon, then exit
-        failed = wire.WorkerFailed(reason=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        failed = wire.WorkerFailed(reason=reason_of(error), traceback=traceback.format_exc())
         if worker is None:
             write_frame(connection, failed)
         else:
             worker.say_last(failed)
         os._exit(1)
     os._exit(0)  # skips the destructors of vLLM and torch, which can hang
+
+
+def reason_of(error: Exception) -> str:
+    """Return what has failed; of several values that vLLM refuses, what is wrong with the first."""
+    from pydantic import ValidationError
+
+    said = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+    return f"{type(error).__name__}: {said}"
 
 
 class EngineLoop:

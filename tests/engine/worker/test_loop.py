@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import pytest
+
 from melld.engine.wire import messages as wire
-from melld.engine.worker.main import EngineLoop
+from melld.engine.worker.main import EngineLoop, reason_of
 
 DEADLINE_S = 30.0
 
@@ -25,3 +27,13 @@ def test_an_idle_worker_that_is_told_to_stop_with_other_news_stops_at_once() -> 
     serving.join(DEADLINE_S)
     assert not serving.is_alive()
     parts.links.close.assert_called_once_with("w1")
+
+
+def test_a_value_that_vllm_refuses_is_told_with_what_is_wrong() -> None:
+    """And not with the number of such values, which is the first line of that error."""
+    from vllm.config import ParallelConfig
+
+    with pytest.raises(ValueError, match="1 validation error") as refused:
+        ParallelConfig(pipeline_parallel_size=-3)
+    assert reason_of(refused.value) == "ValidationError: Input should be greater than or equal to 1"
+    assert reason_of(KeyError("w0")) == "KeyError: 'w0'"
