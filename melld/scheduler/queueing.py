@@ -74,6 +74,14 @@ class Queueing:
 
         Pass over only requests that no worker could hold even if empty, and one for which room is being made.
         """
+        try:
+            self._serve_in_order()
+        finally:  # if a policy fails over one request, the others must not miss their turn
+            self._cluster.waiting.restore()
+        for request in self._suspensions.take_untold():
+            self.tell(request)
+
+    def _serve_in_order(self) -> None:
         waiting = self._cluster.waiting
         if (due := self.promises.due()) is not None and not self.allocate(due, Reason.ROOM):
             waiting.pass_over(due.id)
@@ -91,6 +99,3 @@ class Queueing:
                     continue
                 break
             waiting.pass_over(name)
-        waiting.restore()
-        for request in self._suspensions.take_untold():
-            self.tell(request)
