@@ -200,8 +200,9 @@ class MellPlus(Policy):
         outlook, largest = self.outlook, largest_first[0]
         if outlook.life_s(worker, -largest.kv_bytes, -1) >= outlook.look_s(worker):
             return None
+        roomiest = outlook.roomiest(self.settings.relief_candidates)
         for request in largest_first:
-            for taker in outlook.tightest(request.kv_bytes, 1, worker):
+            for taker in self._takers(request, worker, roomiest):
                 return request, taker
         return None
 

@@ -136,6 +136,16 @@ def test_if_one_departure_is_enough_it_is_made_though_a_worker_wakes_for_it() ->
     assert (move.request, move.destination, move.urgency_s) == ("big", "w2", 0.0)
 
 
+def test_where_several_must_leave_a_roomy_worker_takes_them_before_one_is_woken() -> None:
+    """Though tighter ones, in which they would fit but for growth, come first."""
+    tight = [{f"{name}{number}": 69 for number in range(10)} for name in "xyz"]
+    scheduler = laid_out({"a": 300, "b": 299, "c": 298}, *tight, {"d": 90}, workers=6)
+    shrink(scheduler, "w0", 300)
+    commands = epoch(scheduler)
+    assert moved(commands) == {"a": "w4", "b": "w4"}
+    assert not of_kind(commands, e.ActivateWorker)
+
+
 def test_a_lone_request_goes_to_the_larger_worker_where_it_lives_longest() -> None:
     """It is urgent: its own worker overflows in a second."""
     scheduler = laid_out({"long": 299}, {"a": 300}, {f"r{number}": 30 for number in range(9)})
