@@ -203,7 +203,7 @@ def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, p
         load.keep_up(12, chance)
         pair.step(chance.randint(0, 9))
         giver, getter = chance.sample(workers, 2)
-        number = giver("take", chance.randint(1, 2), chance.choice((0.0, 0.02)))
+        number = giver("take", chance.randint(1, 2), chance.choice((0.0, 60.0)))
         answers: list[Any] = []
         while not any(answer.take == number for answer in answers):
             pair.step()
