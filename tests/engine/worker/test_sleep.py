@@ -98,7 +98,8 @@ def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper)
         parent = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
         assert parent != sleeper.daemon.process.pid
         os.kill(parent, signal.SIGKILL)
+        # The kernel tells a process of its parent's death once it has taken down the parent's memory.
+        sleeper.wait(lambda _: is_gone(worker["pid"]))
     answer = stream.result()
     assert answer.error is None
     assert answer.usage["completion_tokens"] == 100
-    assert is_gone(worker["pid"])
