@@ -34,7 +34,7 @@ from melld.scheduler.priorities import STAYS_S, class_of
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
 
-WORKERS_PER_DRAIN = 16  # active workers per drain in an epoch
+DRAINED = 256  # moves after which an epoch drains no further worker: planning them takes some 40 ms
 LEAVERS = 8  # the most requests that leave one worker in an epoch
 
 Move = tuple[Request, Worker]
@@ -288,12 +288,12 @@ class MellPlus(Policy):
         capacity_bytes = sum(worker.capacity_bytes for worker in kept)
         used_bytes = sum(self.outlook.bytes_ahead(worker) for worker in kept)
         smallest_bytes = min((worker.capacity_bytes for worker in kept), default=0)
-        for _ in range(1 + len(kept) // WORKERS_PER_DRAIN):
-            if used_bytes > (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
-                return
+        moves = 0
+        while moves < DRAINED and used_bytes <= (capacity_bytes - smallest_bytes) * settings.drain_utilisation:
             if (found := cheapest_drain(self.outlook, settings)) is None:
                 return
             emptied, plan = found
             for request, taker in plan:
                 self.cluster.assign(request, taker, Reason.DRAIN)
             capacity_bytes -= emptied.capacity_bytes
+            moves += len(plan)

@@ -6,6 +6,7 @@ from melld.decisions.records import Record
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
+from melld.scheduler.policies.plus.policy import DRAINED
 from melld.scheduler.priorities import Priorities
 from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
@@ -167,6 +168,18 @@ def test_the_rest_stays_below_its_limit_after_every_drain() -> None:
     assert len(moved(epoch(many_full(10, 900)))) == 2
     assert len(moved(epoch(many_full(10, 950)))) == 1
     assert not moved(epoch(many_full(100, 995)))
+
+
+def test_of_few_workers_all_that_are_too_many_are_emptied_at_once() -> None:
+    """A burst has ended: each look that waits costs as many workers."""
+    scheduler = laid_out({"a": 10}, {"b": 10}, {"c": 10}, {"d": 500}, instant=True)
+    assert moved(epoch(scheduler)) == {"a": "w3", "b": "w3", "c": "w3"}
+
+
+def test_a_look_drains_a_bounded_number_of_requests() -> None:
+    """Planning the moves of hundreds of workers would hold the loop."""
+    scheduler = laid_out(*({f"r{number}": 2} for number in range(400)), instant=True)
+    assert len(of_kind(epoch(scheduler), e.MoveRequest)) == DRAINED
 
 
 def test_empty_workers_do_not_stand_in_the_way_of_a_drain() -> None:
