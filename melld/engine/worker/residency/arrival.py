@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.worker.residency.block_tables import windows_of
+from melld.engine.worker.residency.block_tables import decoder_groups_of, windows_of
 from melld.engine.worker.residency.runner import Runner
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
 
@@ -191,6 +191,7 @@ class Arrivals:
         manager = self._scheduler.kv_cache_manager
         # Blocks that a window has left since they were reserved were not copied: they must not be cached.
         manager.remove_skipped_blocks(snapshot.request, valid, request.num_prompt_tokens)
+        self._give_back(snapshot)
         manager.cache_blocks(request, valid)
         # The request has its blocks already; a look into the prefix cache would find them a second time.
         request.skip_reading_prefix_cache |= valid == 0
@@ -227,6 +228,14 @@ class Arrivals:
         """Return of how many tokens a decoder keeps what the encoder makes of the request's audio."""
         inputs = range(len(request.mm_features)) if self._scheduler.is_encoder_decoder else ()
         return sum(request.get_num_encoder_embeds(index) for index in inputs)
+
+    def _give_back(self, snapshot: RequestSnapshot) -> None:
+        """Free the blocks beyond the request's tokens: it takes them when it grows, as any other does."""
+        manager = self._scheduler.kv_cache_manager
+        for group in decoder_groups_of(self._scheduler):
+            blocks, needed = group.req_to_blocks[snapshot.request], -(-snapshot.num_tokens // group.block_size)
+            manager.block_pool.free_blocks(blocks[needed:])
+            del blocks[needed:]
 
     def _within_model(self, tokens: int) -> int:
         return min(tokens, int(self._scheduler.max_model_len))

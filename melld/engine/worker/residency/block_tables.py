@@ -19,6 +19,7 @@ from melld.migrate.snapshot import Phase
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.request import Request
 
 RequestBlocks = tuple[int, Phase]
@@ -91,13 +92,17 @@ class BlockReporter:
         return sum(_real_blocks(table[request_id]) for table in tables if request_id in table)
 
 
-def windows_of(scheduler: "Scheduler") -> tuple[int, ...]:
-    """Return each KV cache group's sliding window in tokens, 0 for one that keeps all; none for an encoder's output."""
+def decoder_groups_of(scheduler: "Scheduler") -> "list[SingleTypeKVCacheManager]":
+    """Return the KV cache groups that grow with a request's tokens: not the one of an encoder's output."""
     from vllm.v1.core.single_type_kv_cache_manager import CrossAttentionManager
 
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    own = (manager for manager in managers if not isinstance(manager, CrossAttentionManager))
-    return tuple(int(getattr(manager, "sliding_window", 0)) for manager in own)
+    groups = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return [group for group in groups if not isinstance(group, CrossAttentionManager)]
+
+
+def windows_of(scheduler: "Scheduler") -> tuple[int, ...]:
+    """Return each of these groups' sliding window in tokens, 0 for one that keeps all."""
+    return tuple(int(getattr(group, "sliding_window", 0)) for group in decoder_groups_of(scheduler))
 
 
 def encoder_tokens_of(scheduler: "Scheduler") -> int:

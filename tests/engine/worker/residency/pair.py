@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from melld.migrate.migration import HEADROOM_TOKENS
 from melld.migrate.snapshot import CopyPlan, RequestFacts, RequestSnapshot
 from tests.engine.worker.residency.driver import Answer, Refused, WorkerProxy
 from tests.forked import ForkedPython
@@ -137,7 +138,8 @@ class Pair:
         source, target, name = running.home, self.other(running.home), running.request_id
         core_request, tokens = source("core_request", name)
         facts: RequestFacts = source("facts", name)
-        reservation = target("reserve", core_request, tokens, 0, facts.num_computed_tokens if via == "kv" else 0)
+        room = facts.num_tokens + HEADROOM_TOKENS
+        reservation = target("reserve", core_request, tokens, room, facts.num_computed_tokens if via == "kv" else 0)
         plan = CopyPlan(reservation)
         if via == "kv":
             self._copy(plan, reservation, source, target, facts.full_block_ids, facts.block_epoch)

@@ -67,6 +67,17 @@ def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> 
     pair.check_move(HALF_PREFILLED, via, steps)
 
 
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+def test_a_moved_request_keeps_no_more_room_than_one_that_stayed(pair: Pair, via: str) -> None:
+    """What was reserved for its growth while it moved is others' again."""
+    running = pair.start(GREEDY)
+    pair.step(9)
+    stayed = pair.here("block_table_sizes")
+    pair.move(running, via, decode_meanwhile=0)
+    assert pair.there("block_table_sizes") == stayed
+    pair.finish(running)
+
+
 def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
     """A request that is packed over and over, there and back, is still the same request."""
     expected = pair.unmoved(SAMPLED)
@@ -257,7 +268,7 @@ def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -
     expected = dict(zip(cases, pair.all_unmoved(cases), strict=True))
     running, moved, preempted = [], 0, pair.preemptions
     with crowded(pair):
-        for case in chance.choices(cases, k=16):
+        for case in chance.choices(cases, k=24):
             where, priority = chance.choice((pair.here, pair.there)), chance.choice((-1, 0, 1))
             running.append(pair.start(case, where, priority=priority))
             for _ in range(chance.randrange(8)):
