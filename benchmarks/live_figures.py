@@ -55,15 +55,25 @@ def learned_from(decisions: Path, bytes_per_token: int) -> Learned:
     return learned
 
 
-def move_s_of(decisions: Path) -> float:
-    """Return the mean seconds from asking for a move to its end, of those that were committed; 0 without any."""
-    began_s: dict[str, float] = {}
+def move_s_of(decisions: Path, most_moves: int) -> float:
+    """Return the mean seconds from asking for a move to its end; 0 without any.
+
+    Only of those that were committed and did not wait for `most_moves` others between the same workers.
+    """
+    began: dict[str, tuple[float, str]] = {}
     seconds: list[float] = []
+    under_way: collections.Counter[str] = collections.Counter()
     for record in map(json.loads, decisions.read_text().splitlines()):
         if record["kind"] == "move":
-            began_s[record["request"]] = record["at"]
-        elif record["kind"] == "moved" and record["outcome"] == "committed":
-            seconds.append(record["at"] - began_s[record["request"]])
+            link = f"{record['source']} {record['destination']}"
+            waits = under_way[link] >= most_moves
+            began[record["request"]] = float("inf") if waits else record["at"], link
+            under_way[link] += 1
+        elif record["kind"] in ("moved", "finish") and record["request"] in began:
+            began_s, link = began.pop(record["request"])
+            under_way[link] -= 1
+            if record.get("outcome") == "committed" and began_s < record["at"]:
+                seconds.append(record["at"] - began_s)
     return statistics.fmean(seconds) if seconds else 0.0
 
 

@@ -24,7 +24,7 @@ from live_figures import Figures, client_figures, good_of, learned_from, log_fig
 from live_load import play
 
 from benchmarks.paced import paced_environment
-from melld.config import SchedulerConfig
+from melld.config import MigrationConfig, SchedulerConfig
 from melld.demo_model import make_demo_model
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.targets import Targets
@@ -40,6 +40,7 @@ BLOCK_TOKENS, BYTES_PER_TOKEN = 32, 4096
 SHAPES = ("trace", "diurnal", "bursty")
 MOVES = (0.8, 0.9, 1.0, 1.1, 1.2)
 """Factors of what a move takes, simulated each: a run of few workers turns on which request moves first."""
+MOST_MOVES = MigrationConfig().max_moves_per_link
 NIGHT, DAYS = 0.1, 2
 """The least of a day's rate, as a part of its mean, and how many days the load has."""
 BURST, BURST_PART, BURSTS = 4.0, 0.15, 3
@@ -108,7 +109,7 @@ def live(policy: str, workload: Workload, model: Path, arguments: argparse.Names
     figures = client_figures(played) | log_figures(decisions, began_s, ended_s)
     good = good_of(played, learned, targets_of(arguments))
     figures |= {"good": good / len(played), "goodput": good / figures["worker_s"]}
-    return figures | simulated(policy, workload, learned, move_s_of(decisions), arguments)
+    return figures | simulated(policy, workload, learned, move_s_of(decisions, MOST_MOVES), arguments)
 
 
 def targets_of(arguments: argparse.Namespace) -> Targets:
@@ -127,7 +128,7 @@ def simulated(
 ) -> Figures:
     """Return the simulator's figures for the same arrivals at the live run's speed, as the daemon is set: means.
 
-    `move_s`: what a move takes however small it is.  Its messages wait for the steps of both workers.
+    `move_s`: what a move takes however small it is, once it is its turn: its messages wait for both workers' steps.
     """
     runs = [simulated_once(policy, workload, latency, move_s * factor, arguments) for factor in MOVES]
     return {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
@@ -144,7 +145,7 @@ def simulated_once(
         gpus=arguments.workers,
         slots=64,
         block_tokens=BLOCK_TOKENS,
-        link=LinkSettings(bytes_per_s=arguments.link_bytes_per_s, delay_s=move_s),
+        link=LinkSettings(bytes_per_s=arguments.link_bytes_per_s, delay_s=move_s, most_moves=MOST_MOVES),
         targets=targets_of(arguments),
     )
     retire_after_s = None if policy == MellSlo.name else arguments.sleep_after_s

@@ -29,6 +29,14 @@ def test_a_wide_switch_holds_nobody_up() -> None:
     assert [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3))] == pytest.approx([0.4, 0.6])
 
 
+def test_a_link_carries_so_many_moves_at_once() -> None:
+    """As the daemon's do: a fifth one between two workers begins when a first has ended."""
+    links = SimulatedLinks(msgspec.structs.replace(KV, delay_s=10.0))
+    ends = [links.transfer(0, 1, SIZE, 0.0) for _ in range(5)]
+    assert ends == pytest.approx([10.4, 10.8, 11.2, 11.6, 20.8])
+    assert links.transfer(0, 2, SIZE, 21.0) == pytest.approx(31.4)
+
+
 def moved_to_a_sleeper(link: LinkSettings, wake_s: float) -> tuple[Script, Measures]:
     """One request leaves for a worker that is woken for it, and ends there."""
     settings = msgspec.structs.replace(SMALL, link=link, gpus=2, wake_s=wake_s)
