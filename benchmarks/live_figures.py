@@ -55,16 +55,22 @@ def learned_from(decisions: Path, bytes_per_token: int) -> Learned:
     return learned
 
 
-def move_s_of(decisions: Path, most_moves: int) -> float:
-    """Return the mean seconds from asking for a move to its end; 0 without any.
+def move_of(decisions: Path, most_moves: int) -> tuple[float, float]:
+    """Return the mean seconds from asking for a move to its end, and by how much its client waits longer than a step.
 
-    Only of those that were committed and did not wait for `most_moves` others between the same workers.
+    Only of moves that were committed and did not wait for `most_moves` others between the same workers; 0 without any.
     """
     began: dict[str, tuple[float, str]] = {}
     seconds: list[float] = []
+    pauses_s: list[float] = []
+    steps_s: list[float] = []
     under_way: collections.Counter[str] = collections.Counter()
     for record in map(json.loads, decisions.read_text().splitlines()):
-        if record["kind"] == "move":
+        if record["kind"] == "resumed" and record["pause_s"] is not None:
+            pauses_s.append(record["pause_s"])
+        elif record["kind"] == "pace" and record["step_s"]:
+            steps_s.append(record["step_s"])
+        elif record["kind"] == "move":
             link = f"{record['source']} {record['destination']}"
             waits = under_way[link] >= most_moves
             began[record["request"]] = float("inf") if waits else record["at"], link
@@ -74,7 +80,8 @@ def move_s_of(decisions: Path, most_moves: int) -> float:
             under_way[link] -= 1
             if record.get("outcome") == "committed" and began_s < record["at"]:
                 seconds.append(record["at"] - began_s)
-    return statistics.fmean(seconds) if seconds else 0.0
+    gap_s = statistics.fmean(pauses_s) - statistics.fmean(steps_s) if pauses_s and steps_s else 0.0
+    return statistics.fmean(seconds) if seconds else 0.0, max(gap_s, 0.0)
 
 
 def good_of(played: list[Played], learned: Learned, targets: Targets) -> int:

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from live_figures import Figures, client_figures, good_of, learned_from, log_figures, move_s_of
+from live_figures import Figures, client_figures, good_of, learned_from, log_figures, move_of
 from live_load import play
 
 from benchmarks.paced import paced_environment
@@ -109,7 +109,7 @@ def live(policy: str, workload: Workload, model: Path, arguments: argparse.Names
     figures = client_figures(played) | log_figures(decisions, began_s, ended_s)
     good = good_of(played, learned, targets_of(arguments))
     figures |= {"good": good / len(played), "goodput": good / figures["worker_s"]}
-    return figures | simulated(policy, workload, learned, move_s_of(decisions, MOST_MOVES), arguments)
+    return figures | simulated(policy, workload, learned, *move_of(decisions, MOST_MOVES), arguments)
 
 
 def targets_of(arguments: argparse.Namespace) -> Targets:
@@ -124,20 +124,22 @@ def wait_asleep(daemon: DaemonProcess) -> None:
 
 
 def simulated(
-    policy: str, workload: Workload, latency: Latency, move_s: float, arguments: argparse.Namespace
+    policy: str, workload: Workload, latency: Latency, move_s: float, gap_s: float, arguments: argparse.Namespace
 ) -> Figures:
     """Return the simulator's figures for the same arrivals at the live run's speed, as the daemon is set: means.
 
     `move_s`: what a move takes however small it is, once it is its turn: its messages wait for both workers' steps.
+    `gap_s`: how much longer than for a step its client waits for the next token: until a step begins there.
     """
-    runs = [simulated_once(policy, workload, latency, move_s * factor, arguments) for factor in MOVES]
+    runs = [simulated_once(policy, workload, latency, move_s * factor, gap_s, arguments) for factor in MOVES]
     return {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
 
 
 def simulated_once(
-    policy: str, workload: Workload, latency: Latency, move_s: float, arguments: argparse.Namespace
+    policy: str, workload: Workload, latency: Latency, move_s: float, gap_s: float, arguments: argparse.Namespace
 ) -> Figures:
-    """Return the figures of one run in which a move takes so long."""
+    """Return the figures of one run in which a move takes so long, and its client waits so long after it."""
+    rate_bytes_s = arguments.link_bytes_per_s
     settings = SimulatorSettings(
         capacity_bytes=arguments.worker_tokens // BLOCK_TOKENS * BLOCK_TOKENS * BYTES_PER_TOKEN,
         bytes_per_token=BYTES_PER_TOKEN,
@@ -145,7 +147,7 @@ def simulated_once(
         gpus=arguments.workers,
         slots=64,
         block_tokens=BLOCK_TOKENS,
-        link=LinkSettings(bytes_per_s=arguments.link_bytes_per_s, delay_s=move_s, most_moves=MOST_MOVES),
+        link=LinkSettings(rate_bytes_s, delay_s=move_s, most_moves=MOST_MOVES, kv_gap_s=gap_s),
         targets=targets_of(arguments),
     )
     retire_after_s = None if policy == MellSlo.name else arguments.sleep_after_s
