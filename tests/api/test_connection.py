@@ -47,7 +47,7 @@ class Watched(ConnectionServer):
 
 
 class Service:
-    """Reads each body, and answers with its size when it is let; a GET of /stream writes for ever."""
+    """Reads each body, and answers with its size when it is let; /stream writes for ever, and /ended one line."""
 
     def __init__(self, limits: ServerConfig) -> None:
         self.limits = limits
@@ -66,6 +66,11 @@ class Service:
             return web.Response(status=error.answer.status)
         self.begun.set()
         try:
+            if request.path == "/ended":
+                ended = web.StreamResponse()
+                await ended.prepare(request)
+                await ended.write(b"token\n")
+                return ended
             if request.path == "/stream":
                 response = web.StreamResponse()
                 await response.prepare(request)
@@ -206,6 +211,27 @@ async def test_an_answer_that_has_begun_is_not_cut_by_the_age_of_its_client() ->
                 await asyncio.wait_for(service.left.wait(), 1.5 * OLD_CLIENTS_S)
             assert not service.left.is_set()
         await soon(service.left)
+
+
+@LOOPS
+@pytest.mark.parametrize("kept", ["", "Connection: keep-alive\r\n"], ids=["plain", "kept"])
+def test_a_body_without_a_length_ends_with_its_connection(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], kept: str
+) -> None:
+    """A client of HTTP/1.0 has no other sign that a stream has ended; one of a known length keeps its connection."""
+
+    async def check() -> None:
+        async with serving() as (service, connect):
+            service.let.set()
+            with connect() as client:
+                if kept:
+                    client.sendall(f"POST / HTTP/1.0\r\n{kept}Content-Length: 3\r\n\r\nabc".encode())
+                    assert (await asyncio.to_thread(client.recv, 65536)).endswith(b"3")
+                client.sendall(f"GET /ended HTTP/1.0\r\n{kept}\r\n".encode())
+                assert (await asyncio.to_thread(answer_to, client)).endswith(b"\r\n\r\ntoken\n")
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(check())
 
 
 @LOOPS

@@ -83,8 +83,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the time limit for the first head."""
         super().connection_made(transport)
-        connected = transport.get_extra_info("socket")
-        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
+        if (connected := transport.get_extra_info("socket")) and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._arm()
 
@@ -137,8 +136,7 @@ class Connection(web.RequestHandler):
 
     def _is_waiting(self) -> bool:
         """Return True if nothing of the present answer has been sent."""
-        request = self._current_request
-        return request is not None and request.writer.output_size == 0
+        return (request := self._current_request) is not None and request.writer.output_size == 0
 
     def _refuse_framing(self) -> None:
         """Fail a body whose chunks are nearly all framing; its reader, if there still is one, answers."""
@@ -155,8 +153,10 @@ class Connection(web.RequestHandler):
         """Send the response, unless nobody reads it; the next head may follow.
 
         What came behind a head that asks for another protocol, which it does not get, may be in that: it is dropped,
-        and the connection closed.
+        and the connection closed, as behind a body that only the connection's end can frame.
         """
+        if request.version < HttpVersion11 and resp.content_length is None:
+            resp.force_close()  # aiohttp would keep the connection
         came_behind = b""
         if not self._messages:
             came_behind, self._message_tail = self._message_tail, b""
