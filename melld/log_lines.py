@@ -3,8 +3,9 @@ r"""The format of the daemon's log: one line per record, whatever its texts hold
     2026-01-31 12:00:00,000 WARNING melld.api: what happened; line breaks and control characters are written as \n, \x1b
       | Traceback (most recent call last):      every line of a traceback begins with this mark, no record does
 
-so that no text of a client, a model or a library can look like a record.  What vLLM's parsers of answers fail on comes
-without its traceback: any client's limit can cut a call of a tool, and a traceback may quote it.
+so that no text of a client, a model or a library can look like a record.  What vLLM's parsers of answers fail on is
+told at level DEBUG only, and without its traceback: any client's limit can cut a call of a tool, and a traceback may
+quote it.
 """
 
 import copy
@@ -53,6 +54,7 @@ def begin_logging(level: str, stream: TextIO | TextIOBase) -> None:
     """Log to this stream in this format, Python's warnings included."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(OneLine())
+    handler.addFilter(lambda record: level == "DEBUG" or not record.name.startswith(PARSERS))
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
 

@@ -68,6 +68,24 @@ def test_a_call_of_a_tool_that_cannot_be_read_is_not_quoted() -> None:
     assert any("4111" in line for line in logged(fail))
 
 
+LOG_TWO = """
+import logging, sys
+from melld.log_lines import begin_logging, take_over_loggers
+begin_logging(sys.argv[1], sys.stdout)
+take_over_loggers()
+for name in ("vllm.tool_parsers.hermes_tool_parser", "vllm.engine"):
+    logging.getLogger(name).error("failed")
+"""
+
+
+@pytest.mark.parametrize(("level", "lines"), [("INFO", 1), ("DEBUG", 2)])
+def test_a_call_of_a_tool_that_is_cut_short_is_no_error_of_the_daemon(level: str, lines: int) -> None:
+    """Any client's `max_tokens` can cut one: whoever watches the log for errors is not woken."""
+    told = run_python("-c", LOG_TWO, level).stdout.splitlines()
+    assert len(told) == lines
+    assert told[-1].endswith("ERROR vllm.engine: failed")
+
+
 @given(st.text(st.characters(codec=None)))
 def test_any_text_becomes_one_line_that_steers_nothing(text: str) -> None:
     """No terminal and no log reader sees more than text; what is harmless is left as it is."""
