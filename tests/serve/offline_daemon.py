@@ -91,7 +91,8 @@ class OfflineDaemon:
         """A request that has come so far on the worker that it was given to."""
         tokens = blocks * BLOCK_TOKENS - 1
         self.fleet.admit(SimpleNamespace(
-            request_id=name, prompt_token_ids=[1] * tokens, prompt_embeds=None, priority=0, cache_salt=None
+            request_id=name, prompt_token_ids=[1] * tokens, prompt_embeds=None, pooling_params=None, priority=0,
+            cache_salt=None,
         ))  # fmt: skip
         request = RequestId(name)
         worker = self.fleet.live[request].worker

@@ -78,7 +78,7 @@ class Requests:
             events.RequestArrived(
                 self._clock(),
                 request=live.request,
-                kv_bytes=self._reports.kv_bytes(live.prompt_tokens + 1),
+                kv_bytes=self._reports.kv_bytes(live.prompt_tokens + (core_request.pooling_params is None)),
                 prompt_tokens=live.prompt_tokens,
                 priority=live.priority,
                 client=client,

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from vllm import PoolingParams
 
+from melld.errors import RequestTooLarge
 from melld.ids import RequestId
-from tests.serve.offline_daemon import OfflineDaemon
+from tests.serve.offline_daemon import BLOCK_TOKENS, BLOCKS, OfflineDaemon
 
 
 @pytest.mark.parametrize(
@@ -19,7 +21,23 @@ async def test_a_prompt_of_tokens_or_of_embeddings_is_admitted(token_ids: Any, e
     """With `enable_prompt_embeds` a client sends a tensor, and room is found for as many tokens as it has rows."""
     daemon = OfflineDaemon()
     core_request = SimpleNamespace(
-        request_id="a", prompt_token_ids=token_ids, prompt_embeds=embeds, priority=0, cache_salt=None
+        request_id="a",
+        prompt_token_ids=token_ids,
+        prompt_embeds=embeds,
+        priority=0,
+        cache_salt=None,
+        pooling_params=None,
     )
     daemon.fleet.admit(core_request)
     assert daemon.fleet.live[RequestId("a")].prompt_tokens == tokens
+
+
+async def test_a_text_may_fill_a_worker_if_nothing_is_made_of_it_but_a_vector() -> None:
+    """A context fitted to the memory holds no token that is never made; a prompt to be gone on from needs one more."""
+    daemon = OfflineDaemon()
+    full = [1] * (BLOCKS * BLOCK_TOKENS)
+    asked = {"prompt_token_ids": full, "prompt_embeds": None, "priority": 0, "cache_salt": None}
+    daemon.fleet.admit(SimpleNamespace(request_id="text", pooling_params=PoolingParams(task="embed"), **asked))
+    assert daemon.fleet.live[RequestId("text")].worker is not None
+    with pytest.raises(RequestTooLarge):
+        daemon.fleet.admit(SimpleNamespace(request_id="prompt", pooling_params=None, **asked))

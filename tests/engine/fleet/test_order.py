@@ -49,6 +49,7 @@ class Asked(msgspec.Struct):
     request_id: str = "r"
     prompt_token_ids: tuple[int, ...] = (1, 2, 3)
     prompt_embeds: None = None
+    pooling_params: None = None
     priority: int = 0
 
 

@@ -65,7 +65,12 @@ def core_request(words: Words) -> Any:
     """What vLLM's front end would hand to the fleet."""
     prompt = range(prompt_tokens(words))
     return SimpleNamespace(
-        request_id=words.request, prompt_token_ids=prompt, prompt_embeds=None, priority=words.priority, words=words
+        request_id=words.request,
+        prompt_token_ids=prompt,
+        prompt_embeds=None,
+        pooling_params=None,
+        priority=words.priority,
+        words=words,
     )
 
 
