@@ -20,7 +20,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.gc_utils import freeze_gc_heap
 
 from melld.api.admission import Admission, check_open, shutting_down
-from melld.api.answers import JSON, Dialect
+from melld.api.answers import JSON, Answer, Dialect
 from melld.api.calls import CALLS, Call
 from melld.api.connections.acceptor import Acceptor
 from melld.api.connections.connection import ConnectionServer, ReaderWatch
@@ -133,9 +133,9 @@ class Api:
         except Exception as error:  # the API's error middleware
             if request.transport is None or request.transport.is_closing():
                 self._counts.disconnects.inc()
-                if isinstance(error, ConnectionError):  # of this connection, which aiohttp ends, and not of a fetch
-                    raise
-            # vLLM's serving classes turn a cancellation into an error of their own.
+                if not isinstance(error, ConnectionError):
+                    _log_bug(exchange, error, answer_to(error, exchange.parameters))
+                raise asyncio.CancelledError from error  # which vLLM's classes turn into an error of their own
             response = await self._fail(exchange, shutting_down() if self.admission.aborted else error)
         exchange.name(response)
         self._counts.answered(exchange.route, response.status)
@@ -274,8 +274,7 @@ class Api:
     async def _fail(self, exchange: Exchange, error: BaseException) -> web.StreamResponse:
         """Answer with an error, or end a started stream with it."""
         answer = answer_to(error, exchange.parameters)
-        if needs_traceback(error, answer):
-            log.error("request %s failed", exchange.request_id, exc_info=error)
+        _log_bug(exchange, error, answer)
         if exchange.response is None:
             return exchange.whole(answer.body(exchange.dialect), answer.status, answer.headers, leaves_body=True)
         self._counts.failed_streams.inc()
@@ -284,6 +283,11 @@ class Api:
             await exchange.response.write(answer.event(exchange.dialect, exchange.events))
             await exchange.response.write_eof()
         return exchange.response
+
+
+def _log_bug(exchange: Exchange, error: BaseException, answer: Answer) -> None:
+    if needs_traceback(error, answer):
+        log.error("request %s failed", exchange.request_id, exc_info=error)
 
 
 async def _ready(result: Result) -> Result:

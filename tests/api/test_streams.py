@@ -16,7 +16,7 @@ import pytest
 from melld.api.admission import Admission, Door
 from melld.api.answers import Answer, Dialect, Refusal
 from melld.daemon.metrics import LoopProbe
-from tests.api.http_client import API_KEY, CHAT, chat, connect, head, post, request
+from tests.api.http_client import API_KEY, CHAT, chat, completion, connect, head, post, request, talk
 from tests.serve.daemon_process import DaemonProcess
 
 LONG = {"max_tokens": 20_000, "stream": True, "ignore_eos": True}
@@ -74,7 +74,9 @@ def test_a_reader_that_is_slow_but_reads_is_served_to_the_end(strict: DaemonProc
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "whole"])
 def test_a_client_that_leaves_frees_its_engine_at_once(strict: DaemonProcess, path: str, streamed: bool) -> None:
-    """Nobody computes for a closed connection, whatever the endpoint, whether or not it streams."""
+    """Nobody computes for a closed connection, or counts it as a bad request, whether or not the endpoint streams."""
+    refusals = f'melld_http_answers_total{{route="{path}",status="[45].."}}'
+    left, refused = metric(strict, "melld_http_disconnects_total"), metric(strict, refusals)
     body: dict[str, Any] = {"model": "demo", "stream": streamed, "max_tokens": 20_000, "ignore_eos": True}
     text = "Hello " * 5
     if path == "/v1/completions":
@@ -88,6 +90,19 @@ def test_a_client_that_leaves_frees_its_engine_at_once(strict: DaemonProcess, pa
         until(lambda: bool(strict.status()["requests"]))
     until(lambda: metric(strict, "melld_http_calls_in_flight") == 0, 5)
     until(lambda: strict.status()["requests"] == [], 5)
+    until(lambda: metric(strict, "melld_http_disconnects_total") == left + 1)
+    assert metric(strict, refusals) == refused
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_a_stream_over_http_1_0_ends_with_its_connection(strict: DaemonProcess, path: str) -> None:
+    """A proxy or an old client that asks to keep the connection would wait for more behind the last event."""
+    asked = {"/v1/completions": completion(), "/v1/responses": {"input": "x", "max_output_tokens": 4}}
+    sent = post(asked.get(path, chat()) | {"stream": True}, path)
+    sent = sent.replace(b" HTTP/1.1", b" HTTP/1.0", 1).replace(b"Connection: close", b"Connection: keep-alive", 1)
+    answer = talk(strict.url, sent)
+    assert answer.startswith(b"HTTP/1.0 200"), answer
+    assert b"keep-alive" not in answer
 
 
 def test_a_connection_is_kept_for_the_next_request(strict: DaemonProcess) -> None:
