@@ -68,6 +68,8 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """Most bytes of them, with their prompts."""
     max_prompts_per_call: Positive = 256
     """Most prompts in one call."""
+    max_texts_per_call: Positive = 2048
+    """Most texts in one call that embeds, scores, classifies or pools them."""
     max_choices: Positive = 128
     """Largest `n`."""
     max_prompt_logprobs: Positive = 10_000

@@ -26,6 +26,7 @@ from melld.api.connections.acceptor import Acceptor
 from melld.api.connections.connection import ConnectionServer, ReaderWatch
 from melld.api.connections.exchange import Exchange, HttpMetrics
 from melld.api.connections.reach import check_sender_of_form, client_of
+from melld.api.corrections.correct import correct
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import FORM, parse_form, read_body
 from melld.api.guards.json_text import parse_object
@@ -97,6 +98,7 @@ def prepare_serving(serving: State) -> None:
     make_streams_raise(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
+    correct(serving)
 
 
 class Api:

@@ -31,7 +31,7 @@ from vllm.entrypoints.pooling.embed.protocol import (
     EmbeddingResponse,
 )
 from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest, PoolingResponse
-from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
+from vllm.entrypoints.pooling.scoring.protocol import ScoreRequest, ScoreResponse
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -51,6 +51,7 @@ from vllm.entrypoints.speech_to_text.translation.protocol import (
 )
 
 from melld.api.answers import Dialect
+from melld.api.corrections.rerank import Rerank, RerankAnswer
 from melld.api.parsing import patient, trying
 from melld.config_server import ServerConfig
 
@@ -116,8 +117,8 @@ _SCORE = _pooling(
     api="Score",
 )
 _RERANK = _pooling(
-    RerankRequest,
-    RerankResponse,
+    Rerank,
+    RerankAnswer,
     "Sort texts by their relevance (Cohere's and Jina's form)",
     serving="serving_scores",
     api="Rerank",

@@ -24,12 +24,15 @@ MAX_ACTIONS = 64
 """The same in a call of a computer, each of whose actions is tried as nine types."""
 SMALL = 1000
 """Entries of any list that may be validated in one go."""
+MANY_TEXTS = 10_000
+"""The same of plain texts, and of lists of tokens."""
 TEXTS = ("query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2", "texts", "images", "inputs")
 """The fields for what is compared, or embedded in Cohere's form."""
 MAX_TRIED_OBJECTS = 256
 NOT_LOOKED_AT = "not_looked_at"
 _BY_ITEM = ("messages", "input", "tools")
 _OF_TOKENS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"})
+_OF_TEXTS = ("prompt", "input")
 _OF_ARGUMENTS = ("vllm_xargs", "chat_template_kwargs", "logit_bias")
 
 
@@ -45,9 +48,11 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
         fields[name] = (_by_item(annotation), model.model_fields[name])
     made: type[BaseModel] = create_model(model.__name__, __base__=model, **fields)
 
+    never_null = _never_null(model)
+
     def parse(body: dict[str, Any]) -> BaseModel:
         check_bites(body)
-        return made.model_validate(body, context={})
+        return made.model_validate(_without_nulls(body, never_null), context={})
 
     return parse
 
@@ -59,26 +64,40 @@ def trying(kind: Any, plain: Any = None) -> Callable[[dict[str, Any]], BaseModel
     """
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     adapter_of_plain: TypeAdapter[Any] = adapter if plain is None else TypeAdapter(plain)
+    never_null = _never_null(kind)
 
     def parse(body: dict[str, Any]) -> BaseModel:
         check_bites(body)
         for name in ("messages", "input", *TEXTS):
             _check_tried(body.get(name), name)
         tried = adapter if "messages" in body or _begins_with_object(body.get("input")) else adapter_of_plain
-        parsed: BaseModel = tried.validate_python(body)
+        parsed: BaseModel = tried.validate_python(_without_nulls(body, never_null))
         return parsed
 
     return parse
 
 
+def _never_null(kind: Any) -> frozenset[str]:
+    """Return the names of the optional fields that must not be null, of a model or a union of models."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = kind.model_fields.items()
+        return frozenset(
+            name for name, one in fields if not one.is_required() and types.NoneType not in get_args(one.annotation)
+        )
+    return frozenset[str]().union(*map(_never_null, get_args(kind)))
+
+
+def _without_nulls(body: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Return the body without those of its fields that are null: clients mean the default, as OpenAI's API does."""
+    return {name: value for name, value in body.items() if value is not None or name not in names}
+
+
 def _check_tried(value: Any, name: str) -> None:
     """Refuse what several models would take long to validate."""
     values = value if isinstance(value, list) else []
-    if name in TEXTS and len(values) > SMALL:
-        raise bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
     if len(values) > MAX_TRIED_OBJECTS and any(isinstance(one, dict) for one in values):
         raise bad(name, f"{name} may hold at most {MAX_TRIED_OBJECTS} objects")
-    if _holds_more_than(value, 4 * MAX_TRIED_OBJECTS):
+    if _holds_more_than(value, 4 * MAX_TRIED_OBJECTS) and not all(map(_is_list_of_tokens, values)):
         raise bad(name, f"{name} may hold at most {4 * MAX_TRIED_OBJECTS} objects and lists")
 
 
@@ -103,7 +122,9 @@ def check_bites(body: dict[str, Any]) -> None:
         elif name == "structured_outputs" and isinstance(value, dict):
             _check_choices(value.get("choice"), name)
         elif isinstance(value, list) and name not in _BY_ITEM and len(value) > SMALL:
-            raise bad(name, f"{name} may hold at most {SMALL} entries")
+            most = MANY_TEXTS if name in TEXTS and _are_words(value) else SMALL
+            if len(value) > most:
+                raise bad(name, f"{name} may hold at most {most} entries")
 
 
 @functools.cache
@@ -156,18 +177,23 @@ def _check_tokens(values: list[Any], name: str) -> None:
         if len(values) > SMALL and name != "input":
             raise bad(name, f"{name} must be a list of objects")
         return
-    if values and isinstance(values[0], list) and len(values) <= SMALL:
+    if values and isinstance(values[0], list) and len(values) <= MANY_TEXTS:
         inner = [one for one in values if isinstance(one, list)]
         if sum(map(len, inner)) > SMALL and not all(map(_are_tokens, inner)):
             raise bad(name, f"{name} holds something other than lists of tokens")
-    elif len(values) > SMALL and not (_are_words(values) or _are_tokens(values)):
-        raise bad(name, f"{name} with more than {SMALL} entries must be a list of tokens")
     elif len(values) > SMALL and not _are_tokens(values):
-        raise bad(name, f"one call takes at most {SMALL} texts, not {len(values)}")
+        if not _are_words(values) or name not in _OF_TEXTS:
+            raise bad(name, f"{name} with more than {SMALL} entries must be a list of tokens")
+        if len(values) > MANY_TEXTS:
+            raise bad(name, f"one call takes at most {MANY_TEXTS} texts, not {len(values)}")
 
 
 def _are_tokens(values: list[Any]) -> bool:
     return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63)
+
+
+def _is_list_of_tokens(value: Any) -> bool:
+    return isinstance(value, list) and _are_tokens(value)
 
 
 def _are_words(values: list[Any]) -> bool:

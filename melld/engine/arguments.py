@@ -43,6 +43,8 @@ COMMON_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
+    # As many as a list may have here; `[server] max_stop_strings` limits them.
+    "VLLM_MAX_STOP_STRINGS": "1000",
     # numpy's BLAS would start threads in the template, and a fork copies only the calling thread.
     "OPENBLAS_NUM_THREADS": "1",
 }

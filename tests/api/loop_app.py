@@ -1,8 +1,8 @@
 """The API over vLLM's own serving classes and a worker that answers at once, and a watch over its loop.
 
-A program, `python -m`, with a model's directory.  It prints its URL; then, for each line that it reads, the longest
-time between two ticks of the loop since the last one, as far as the process and not a busy machine is its reason: what
-holds the loop up is either the loop's own work or another thread that holds the interpreter's lock.
+A program, `python -m`, with a model's directory and a runner of vLLM's.  It prints its URL; then, for each line that it
+reads, the longest time between two ticks of the loop since the last one, as far as the process and not a busy machine
+is its reason: what holds the loop up is either the loop's own work or another thread that holds the interpreter's lock.
 """
 
 import asyncio
@@ -39,6 +39,9 @@ STEP = 8
 PART_OF_A_CHARACTER = 200
 """The token whose log-probability takes vLLM longest to tell."""
 VLLM = {"max_model_len": 32768, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+TASKS = {"generate": ("generate",), "pooling": ("embed",)}
+VECTOR = torch.linspace(-1, 1, 1024)
+"""An embedding as long as most."""
 
 
 class Worker:
@@ -61,6 +64,10 @@ class Worker:
         """It has answered already."""
 
     async def _answer(self, request: EngineCoreRequest) -> None:
+        if request.pooling_params is not None:
+            vector = EngineCoreOutput(request.request_id, [], pooling_output=VECTOR, finish_reason=FinishReason.STOP)
+            self.outputs.put_nowait(EngineCoreOutputs(outputs=[vector]))
+            return
         params = request.sampling_params
         assert params is not None
         assert request.prompt_token_ids is not None
@@ -164,12 +171,13 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def main(model: str) -> None:
-    config = Config(model=ModelConfig(path=model, name="m", vllm=VLLM), devices=DevicesConfig())
+async def main(model: str, runner: str) -> None:
+    vllm = VLLM | {"runner": runner}
+    config = Config(model=ModelConfig(path=model, name="m", vllm=vllm), devices=DevicesConfig())
     engine = engine_arguments(config, "cpu")
     vllm_config = vllm_config_of(config, engine)
     arguments = serving_arguments(config, engine, vllm_config)
-    frontend = frontend_over(cast("Fleet", Worker()), ("generate",), cast("Judges", Bench()), vllm_config)
+    frontend = frontend_over(cast("Fleet", Worker()), TASKS[runner], cast("Judges", Bench()), vllm_config)
     await frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))
     serving = await serving_state(frontend, arguments)
@@ -187,4 +195,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Nothing that a client sizes stops the other streams: the loop turns on, whatever is read, judged and answered."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -195,14 +196,20 @@ class App(NamedTuple):
 @pytest.fixture(scope="module")
 def app(demo_model: Path) -> Iterator[App]:
     """An API with a worker that takes no time: what is measured is the daemon's own part."""
-    command = [sys.executable, "-m", "tests.api.loop_app", str(demo_model)]
+    with running(demo_model, "generate") as app:
+        request(app.url, "POST", COMPLETIONS, {"prompt": "the first of its kind imports and caches"})
+        yield app
+
+
+@contextlib.contextmanager
+def running(model: Path, runner: str) -> Iterator[App]:
+    """The program, with a runner of vLLM's."""
+    command = [sys.executable, "-m", "tests.api.loop_app", str(model), runner]
     environment = os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT
     with ForkedPython(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        app = App(process.stdout.readline().strip(), process.stdin, process.stdout)
-        request(app.url, "POST", COMPLETIONS, {"prompt": "the first of its kind imports and caches"})
-        yield app
+        yield App(process.stdout.readline().strip(), process.stdin, process.stdout)
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.name)
@@ -239,3 +246,16 @@ def test_the_loop_turns_on_while_a_body_is_inflated(app: App) -> None:
         assert request(app.url, "POST", COMPLETIONS, sent, {"Content-Encoding": "gzip"}).status == 400
 
     assert app.least_s(ask) < LONGEST_S
+
+
+def test_the_loop_turns_on_while_many_texts_become_vectors(demo_model: Path) -> None:
+    """A vector store is filled by calls of two thousand texts, with two million numbers in each answer."""
+    with running(demo_model, "pooling") as app:
+        for texts in (["a text of some words"] * 2048, [[TOKEN] * 100] * 2048):
+            sent = json.dumps({"input": texts}).encode()
+
+            def ask(sent: bytes = sent) -> None:
+                answer = request(app.url, "POST", "/v1/embeddings", sent)
+                assert answer.status == 200, answer.body[:500]
+
+            assert app.least_s(ask) < LONGEST_S

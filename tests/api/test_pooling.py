@@ -11,7 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.api.http_client import request
+from tests.api.http_client import connect, post, request
+from tests.api.test_streams import metric, until
 from tests.serve.daemon_process import DaemonProcess
 from tests.tiny_models import make_reranker
 
@@ -33,9 +34,15 @@ def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ]
         [devices]
         cpu = {{count = 1, kv_bytes = "64MiB"}}
+        [server]
+        max_queued_requests = 300
     """)
     with DaemonProcess(None, "--config", str(config)) as process:
         yield process.wait_ready()
+
+
+MANY = 1000
+"""As many as LangChain sends in one call; in the queue of this daemon is room for 300."""
 
 
 @pytest.fixture
@@ -60,7 +67,7 @@ def test_texts_can_wait_behind_chats(daemon: DaemonProcess) -> None:
     assert (refused.status, refused.json()["error"]["param"]) == (400, "priority")
 
 
-def embeddings(daemon: DaemonProcess, texts: list[str]) -> list[list[float]]:
+def embeddings(daemon: DaemonProcess, texts: list[Any]) -> list[list[float]]:
     return [one["embedding"] for one in ask(daemon, "/v1/embeddings", model="embedder", input=texts)["data"]]
 
 
@@ -77,6 +84,27 @@ def test_equal_texts_have_equal_embeddings_and_others_have_not(client: openai.Op
     assert math.isclose(sum(a * b for a, b in zip(first, again, strict=True)), 1.0, rel_tol=1e-3)
     assert sum(a * b for a, b in zip(first, other, strict=True)) < 0.9
     assert answer.usage.prompt_tokens > 0
+
+
+def test_a_thousand_texts_are_one_call(daemon: DaemonProcess) -> None:
+    """Whoever fills a vector store sends as many at once as OpenAI takes; each gets its own vector."""
+    texts = [f"text {number}" for number in range(MANY)]
+    tokens = [ask(daemon, "/tokenize", model="embedder", prompt=texts[0])["tokens"]] * 2048
+    vectors = embeddings(daemon, texts)
+    assert len(vectors) == MANY
+    for number in (0, 500, 999):
+        assert np.allclose(vectors[number], embeddings(daemon, [texts[number]])[0], atol=1e-5)
+    assert np.allclose(embeddings(daemon, tokens)[-1], vectors[0], atol=1e-5)
+    assert len(ask(daemon, "/rerank", model="reranker", query="x", documents=texts)["results"]) == MANY
+
+
+def test_the_texts_of_a_client_that_leaves_are_let_go(daemon: DaemonProcess) -> None:
+    """Those at work are ended, and the others never begin."""
+    with connect(daemon.url) as connection:
+        connection.sendall(post({"model": "embedder", "input": ["a text " * 300] * MANY}, "/v1/embeddings"))
+        until(lambda: bool(daemon.status()["requests"]))
+    until(lambda: daemon.status()["requests"] == [] and metric(daemon, "melld_http_calls_in_flight") == 0)
+    assert len(embeddings(daemon, ["x"])) == 1
 
 
 @pytest.mark.parametrize("encoding", ["base64", "bytes"])
@@ -135,6 +163,24 @@ def test_documents_are_sorted_by_their_scores(daemon: DaemonProcess, model: str,
     assert answer["usage"]["total_tokens"] > 0
 
 
+@pytest.mark.parametrize("model", ["embedder", "reranker"])
+def test_documents_are_objects_with_texts_too_and_come_back_only_if_wanted(daemon: DaemonProcess, model: str) -> None:
+    """Cohere's and Jina's clients send them so; without the documents an answer is a tenth as long."""
+    asked = {"model": model, "query": QUERY, "top_n": None}
+    plain = ask(daemon, "/rerank", **asked, documents=DOCUMENTS)["results"]
+    objects = [{"text": text, "title": "another field"} for text in DOCUMENTS]
+    assert ask(daemon, "/rerank", **asked, documents=objects, return_documents=None)["results"] == plain
+    bare = ask(daemon, "/rerank", **asked, documents=objects, return_documents=False)["results"]
+    assert bare == [{name: value for name, value in one.items() if name != "document"} for one in plain]
+
+
+def test_null_is_the_default_where_nothing_else_can_be_meant(daemon: DaemonProcess) -> None:
+    """Clients of some languages send every field, and null in those that nobody has set."""
+    nulls = dict.fromkeys(("encoding_format", "embed_dtype", "add_special_tokens", "dimensions", "user"))
+    asked = {"model": "embedder", "input": QUERY}
+    assert ask(daemon, "/v1/embeddings", **asked, **nulls)["data"] == ask(daemon, "/v1/embeddings", **asked)["data"]
+
+
 def test_a_model_that_scores_classifies_and_pools_alike(daemon: DaemonProcess) -> None:
     """The score of a pair is the class of both texts together; without activation it is the logit."""
     pair = QUERY + DOCUMENTS[1]
@@ -159,8 +205,10 @@ def test_pooling_gives_the_embedding(daemon: DaemonProcess) -> None:
         ("/rerank", {"model": "reranker", "query": "x"}, "documents"),
         ("/rerank", {"model": "reranker", "documents": ["x"]}, "query"),
         ("/rerank", {"model": "reranker", "query": "x", "documents": []}, None),
-        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"] * 1001}, "documents"),
-        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"] * 257}, "documents"),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"] * 20_000}, "documents"),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"] * 2048}, "documents"),
+        ("/rerank", {"model": "reranker", "query": "x", "documents": [{"title": "x"}]}, "documents"),
+        ("/v1/embeddings", {"model": "embedder", "input": [[1]] * 2049}, "input"),
         ("/rerank", {"model": "reranker", "query": "x", "documents": ["x"], "top_n": -1}, "top_n"),
         ("/score", {"model": "reranker", "queries": ["x", "y"], "documents": ["x", "y", "z"]}, None),
         (
@@ -176,7 +224,7 @@ def test_pooling_gives_the_embedding(daemon: DaemonProcess) -> None:
         ("/classify", {"model": "embedder", "input": "x"}, "model"),
         ("/v1/embeddings", {"model": "reranker", "input": "x"}, "model"),
         ("/v2/embed", {"model": "reranker", "texts": ["x"]}, "model"),
-        ("/v2/embed", {"model": "embedder", "texts": ["x"] * 257}, "texts"),
+        ("/v2/embed", {"model": "embedder", "texts": ["x"] * 2049}, "texts"),
         ("/v2/embed", {"model": "embedder", "inputs": [{"content": []}] * 257}, "inputs"),
         ("/v2/embed", {"model": "embedder", "texts": ["x"], "embedding_types": ["float128"]}, "embedding_types.0"),
         ("/v1/chat/completions", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]}, "model"),

@@ -49,11 +49,16 @@ def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
     choices = _field(request, "n") or 1
     if choices > limits.max_choices:
         raise bad("n", f"n must be at most {limits.max_choices}")
-    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds", "input", *TEXTS)}
+    texts = {name: _count_prompts(_field(request, name)) for name in ("input", *TEXTS)}
+    counts = {name: _count_prompts(_field(request, name)) for name in ("prompt", "prompt_embeds")}
+    for counted, most, noun in (
+        (texts, limits.max_texts_per_call, "texts"),
+        (counts, limits.max_prompts_per_call, "prompts"),
+    ):
+        if (count := sum(counted.values())) > most:
+            name = max(counted, key=counted.__getitem__)
+            raise bad(name, f"one call takes at most {most} {noun}, not {count}")
     prompts = max(1, sum(counts.values()))
-    if prompts > limits.max_prompts_per_call:
-        name = max(counts, key=counts.__getitem__)
-        raise bad(name, f"one call takes at most {limits.max_prompts_per_call} prompts, not {prompts}")
     if prompts * choices > max(limits.max_prompts_per_call, limits.max_choices):
         raise bad("n", f"{prompts} prompts with n = {choices} are too many for one call")
     for name, most in _FOR_EACH_PROMPT.items():

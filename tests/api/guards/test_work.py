@@ -14,7 +14,7 @@ from melld.config_server import ServerConfig
 from tests.api.http_client import MODEL, chat, completion, request
 from tests.serve.daemon_process import DaemonProcess
 
-LIMITS = ServerConfig(max_choices=8, max_prompts_per_call=8, max_stop_strings=2)
+LIMITS = ServerConfig(max_choices=8, max_prompts_per_call=8, max_texts_per_call=8, max_stop_strings=2)
 
 
 class Completion(BaseModel):
@@ -107,6 +107,17 @@ def test_texts_to_compare_are_counted() -> None:
     """Each is computed."""
     assert refused(Rerank(query="x", documents=["x"] * 8)) == "documents"
     assert refused(Rerank(query="x", documents=["x"] * 7)) is None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_the_configured_number_of_stop_strings_is_the_limit(strict: DaemonProcess, path: str) -> None:
+    """Agents send a dozen."""
+    name = "stop_sequences" if path == "/v1/messages" else "stop"
+    for count, status in ((64, 200), (65, 400)):
+        asked = ROUTES[path] | {"model": MODEL, name: [f"word {number}" for number in range(count)]}
+        answer = request(strict.url, "POST", path, asked)
+        assert answer.status == status, answer.body
+    assert "at most 64" in answer.json()["error"]["message"]
 
 
 MESSAGES = chat()["messages"]

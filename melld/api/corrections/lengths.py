@@ -1,0 +1,39 @@
+"""What a client is told whose prompt fills the model's context to the last token.
+
+vLLM says that `max_tokens` must be at least 1, though nobody has asked for 0, and `/v1/responses` something else.
+Clients shorten a conversation when they are told of the context's length.
+"""
+
+from typing import Any
+
+from starlette.datastructures import State
+from vllm.entrypoints.openai.chat_completion import serving as chat
+from vllm.entrypoints.openai.completion import serving as completion
+from vllm.entrypoints.openai.responses import serving as responses
+from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+from vllm.exceptions import VLLMValidationError
+
+
+def tell_lengths(serving: State) -> None:
+    """Have the classes that generate say how long a prompt is that leaves no room for an output."""
+    for module in (chat, completion, responses):
+        module.get_max_tokens = _room_for_output
+    if (class_of_responses := getattr(serving, "openai_serving_responses", None)) is not None:
+        class_of_responses._validate_generator_input = lambda _input: None  # noqa: SLF001 - `_room_for_output` does
+
+
+def _room_for_output(max_model_len: int, max_tokens: int | None, input_length: int, *rest: Any, **named: Any) -> int:
+    """Return vLLM's limit of output tokens.
+
+    Raises:
+        VLLMValidationError: there is room for none.
+    """
+    room: int = get_max_tokens(max_model_len, max_tokens, input_length, *rest, **named)
+    if room < 1 and (max_tokens is None or max_tokens > 0):
+        raise VLLMValidationError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{input_length} input tokens, which leaves no room for output. Please reduce the length of the prompt.",
+            parameter="input_tokens",
+            value=input_length,
+        )
+    return room
