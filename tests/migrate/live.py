@@ -36,6 +36,8 @@ SCHEMA = {
     },
     "required": ["name", "ages"],
 }
+THOUGHT = "<think>", "</think>"
+"""Signs of the daemon's `reasoning_config`: a thought begins in the prompt, and is ended when its budget is spent."""
 GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 80, "temperature": 0, "ignore_eos": True}
 SEEDED = {**GREEDY, "temperature": 0.9, "top_p": 0.95, "seed": 11}
 CASES: dict[str, dict[str, Any]] = {
@@ -58,6 +60,12 @@ CASES: dict[str, dict[str, Any]] = {
     "n": {**SEEDED, "n": 3},
     "logprobs": {**SEEDED, "logprobs": True, "top_logprobs": 3},
     "min_tokens": {**SEEDED, "ignore_eos": False, "min_tokens": 50},
+    "thinking": {
+        **GREEDY,
+        "messages": [{"role": "user", "content": STORY[0]["content"] + THOUGHT[0]}],
+        "max_tokens": 160,
+        "thinking_token_budget": 60,
+    },
 }
 
 

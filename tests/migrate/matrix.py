@@ -130,7 +130,7 @@ FEWEST = (FEW[0], FEW[1], FEW[4])
 
 def suffer(bench: Bench, loss: Loss) -> list[str]:
     """Play the loss; what was not as it must be."""
-    name = "long prompt" if loss.after_first_token else "long"
+    name = "long prompt" if loss.after_first_token else "thinking"
     unmoved = bench.unmoved(name)
     with slowed(bench.faults, CHUNK_S if loss.after_first_token else 0.0):
         if loss.after_first_token:

@@ -12,7 +12,7 @@ from melld.cli import main
 from melld.control.client import ControlRefused
 from melld.migrate.boundaries import DEFAULT_EPOCH_S, DEFAULT_PREFILL
 from tests.effort import is_long
-from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
+from tests.migrate.live import CASES, GREEDY, SEEDED, THOUGHT, Bench, Stream
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,16 @@ def test_a_request_moves_there_and_back_again(bench: Bench) -> None:
             [report] = bench.operator.move(stream, "tokens" if turn % 3 == 1 else "kv")
             assert report["outcome"] == "committed"
     assert stream.result() == bench.unmoved("penalties")
+
+
+def test_a_thought_ends_at_its_budget_wherever_it_goes_on(bench: Bench) -> None:
+    """`thinking_token_budget` counts from the prompt on: a worker that takes a thought over knows what is spent."""
+    with bench.slowed():
+        stream = bench.stream("thinking")
+        reports = [*bench.operator.move(stream, "kv"), *bench.operator.move(stream, "tokens")]
+    assert [report["outcome"] for report in reports] == ["committed"] * 2
+    assert stream.result() == bench.unmoved("thinking")
+    assert THOUGHT[1] in stream.answer.choices[0].text
 
 
 def test_a_move_at_any_token_is_unseen(bench: Bench) -> None:
