@@ -13,8 +13,10 @@ CONFIG ?=
 CLUSTER ?=
 ARGS ?=
 
-PIP := $(VENV)/bin/pip --disable-pip-version-check -q
 RUN := $(VENV)/bin
+# uv, or pip where uv cannot be had.  The locks are complete and hashed, so nothing is resolved.
+INSTALL := $(RUN)/python locks/install.py --no-deps
+LOCKED := $(INSTALL) --require-hashes -r
 SETUP := $(VENV)/.setup-$(BUILD)
 DEV := $(VENV)/.setup-dev
 RAY := $(VENV)/.setup-cluster
@@ -74,7 +76,6 @@ dist: $(SETUP)
 
 # Resolve the lock files again from pyproject.toml.
 lock: $(SETUP)
-	$(PIP) install uv
 	UV=$(RUN)/uv locks/update
 
 clean:
@@ -84,32 +85,32 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The lock is complete and hashed, so nothing is resolved: --no-deps.  The CPU build has no torchvision.
+# The CPU build has no torchvision.
 $(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 2)"
-	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
+	@$(INSTALL) -r locks/torch-cpu.txt 2>/dev/null || $(INSTALL) --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
 	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 2)"
-	@$(PIP) install --no-deps --require-hashes -r locks/cpu.txt
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(LOCKED) locks/cpu.txt
+	@$(INSTALL) --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.setup-cuda: locks/cuda.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: setting up $(VENV), once, in several minutes: vLLM's CUDA build and what it needs, $$(grep -c == locks/cuda.txt) packages"
-	@$(PIP) install --no-deps --require-hashes -r locks/cuda.txt
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(LOCKED) locks/cuda.txt
+	@$(INSTALL) --no-build-isolation -e .
 	@touch $@
 
 # What workers on other machines need: the same on every machine.
 $(RAY): $(SETUP) locks/cluster.txt
-	@$(PIP) install --no-deps --require-hashes -r locks/cluster.txt
+	@$(LOCKED) locks/cluster.txt
 	@touch $@
 
 # Triton is installed beside the packages, where vLLM's CPU build does not find it: a test runs the copy kernel with it.
 $(DEV): $(SETUP) $(RAY) locks/dev.txt locks/triton.txt
-	@$(PIP) install --no-deps --require-hashes -r locks/dev.txt
-	@rm -rf $(VENV)/triton && $(PIP) install --no-deps --no-compile --require-hashes --target $(VENV)/triton -r locks/triton.txt
+	@$(LOCKED) locks/dev.txt
+	@rm -rf $(VENV)/triton && $(LOCKED) locks/triton.txt --target $(VENV)/triton
 	@touch $@
 
 $(VENV)/.setup-mutants: $(DEV) locks/mutants.txt
-	@$(PIP) install --no-deps --require-hashes -r locks/mutants.txt
+	@$(LOCKED) locks/mutants.txt
 	@touch $@
