@@ -26,21 +26,23 @@ AMONG := $(if $(CLUSTER),--cluster $(CLUSTER))
 .DELETE_ON_ERROR:
 .PHONY: setup serve test test-all check mutants gpu-check chaos dist lock clean
 
+# uv compiles nothing.  What is imported is compiled once, whatever the shell says: each start would take ten seconds more.
+KEEP_COMPILED := env PYTHONDONTWRITEBYTECODE=
+
 setup: $(SETUP)
 
 serve: $(SETUP) $(if $(CLUSTER),$(RAY))
 ifneq ($(CONFIG),)
 	@$(RUN)/melld demo-model .demo-model >/dev/null
 	@for seed in 1 2; do $(RUN)/melld demo-model .demo-model-$$seed --seed $$seed >/dev/null; done
-	@exec $(RUN)/melld serve --config $(CONFIG) $(AMONG) $(ARGS)
+	@exec $(KEEP_COMPILED) $(RUN)/melld serve --config $(CONFIG) $(AMONG) $(ARGS)
 else
 	@[ -n "$(filter-out .demo-model,$(MODEL))" ] || $(RUN)/melld demo-model .demo-model >/dev/null
-	@exec $(RUN)/melld serve --model $(MODEL) $(AMONG) $(ARGS)
+	@exec $(KEEP_COMPILED) $(RUN)/melld serve --model $(MODEL) $(AMONG) $(ARGS)
 endif
 
 # Four processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.
-# What they compile is kept, whatever the shell says: each of them would compile everything, for six seconds.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(RUN)/python -m pytest -n 4 --no-loadscope-reorder
+PYTEST := $(KEEP_COMPILED) $(RUN)/python -m pytest -n 4 --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)

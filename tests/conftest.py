@@ -1,6 +1,7 @@
 """What many tests share: the demo model, and one daemon with two CPU workers, started once."""
 
 import gc
+import os
 import shlex
 import signal
 import sys
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 from tests.effort import LONG, SHORT
 from tests.forked import nursery
+from tests.patience import TEST_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
 
@@ -28,6 +30,7 @@ OTHER_NAME = "gpt-4o"
 # A shell without job control starts its background commands with SIGINT ignored, and every child would inherit that:
 # a suite that runs there must test Ctrl-C all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault("PYTEST_TIMEOUT", str(TEST_S))  # of pytest-timeout
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

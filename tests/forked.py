@@ -100,11 +100,10 @@ def run_python(*words: str, input: str | None = None, **options: Any) -> subproc
     """What `subprocess.run` gives of a Python program, with all that it prints as text."""
     command = [sys.executable, *words]
     stdin = None if input is None else subprocess.PIPE
-    timeout_s = options.pop("timeout", 60.0)
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with ForkedPython(command, **pipes | options) as process:
         try:
-            out, err = process.communicate(input, timeout_s)
+            out, err = process.communicate(input)
         finally:
             process.kill()
     return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -15,6 +15,7 @@ from melld.cli import demo_model as command
 from melld.demo_model import FILES, SPECIAL_TOKENS, VOCABULARY, make_demo_model
 from melld.errors import ConfigError
 from tests.forked import run_python
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +36,14 @@ def _make_in_another_process(directory: Path) -> subprocess.Popen[bytes]:
 
 def test_the_same_seed_gives_the_same_bytes_in_every_process(model: Path, tmp_path: Path) -> None:
     """Two people who compare outputs compare the same model (hash seeds and threads differ between processes)."""
-    assert _make_in_another_process(tmp_path / "again").wait(60) == 0
+    assert _make_in_another_process(tmp_path / "again").wait(PATIENCE_S) == 0
     assert _digests(model) == _digests(tmp_path / "again")
 
 
 def test_two_makers_at_once_both_end_with_the_whole_model(model: Path, tmp_path: Path) -> None:
     """Two daemons that start side by side for the first time do not trip over each other."""
     makers = [_make_in_another_process(tmp_path / "shared") for _ in range(2)]
-    assert [maker.wait(60) for maker in makers] == [0, 0]
+    assert [maker.wait(PATIENCE_S) for maker in makers] == [0, 0]
     assert _digests(model) == _digests(tmp_path / "shared")
     assert [entry.name for entry in tmp_path.iterdir()] == ["shared"]
 
@@ -169,7 +170,7 @@ def test_vllm_serves_it_like_transformers(model: Path) -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    done = run_python("-c", script, str(model), env=os.environ | knobs, timeout=150)
+    done = run_python("-c", script, str(model), env=os.environ | knobs)
     assert done.returncode == 0, done.stderr[-2000:]
     served = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("TOKENS"))[7:])
     ids = torch.tensor([list(range(300, 340))])

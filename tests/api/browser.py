@@ -15,6 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.patience import PATIENCE_S
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
     "--headless",
@@ -28,7 +30,6 @@ QUIET = (
     "--disable-extensions",
     "--remote-debugging-port=0",
 )
-DEADLINE_S = 30.0
 
 
 class Tab:
@@ -45,7 +46,7 @@ class Tab:
         self._last_id += 1
         await self._socket.send_json({"id": self._last_id, "method": method, "params": parameters})
         while True:
-            said = await self._socket.receive_json(timeout=DEADLINE_S)
+            said = await self._socket.receive_json(timeout=PATIENCE_S)
             if said.get("id") == self._last_id:
                 assert "error" not in said, said
                 return dict(said["result"])
@@ -74,7 +75,7 @@ class Tab:
             if (look()) return;
             const watch = new MutationObserver(() => look() && watch.disconnect());
             watch.observe(document, {{subtree: true, childList: true, attributes: true, characterData: true}});
-            setTimeout(() => fail(new Error(document.body.innerText)), {DEADLINE_S * 1e3});
+            setTimeout(() => fail(new Error(document.body.innerText)), {PATIENCE_S * 1e3});
         }})"""
         await self.evaluate(script)
 
@@ -107,7 +108,7 @@ async def browser_tab() -> AsyncIterator[Tab]:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            port = await asyncio.wait_for(_port(process), DEADLINE_S)
+            port = await asyncio.wait_for(_port(process), PATIENCE_S)
             async with aiohttp.ClientSession() as session:
                 async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                     pages = [target for target in await answer.json() if target["type"] == "page"]

@@ -7,6 +7,8 @@ import socket
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
+
 MODEL = "demo"
 API_KEY = "a-key-for-tests"
 CHAT = "/v1/chat/completions"
@@ -29,7 +31,7 @@ def request(url: str, method: str, path: str, body: Any = None, headers: dict[st
     """Send one request, with the key; `body` is bytes, or something to be made JSON."""
     payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     head = {"Authorization": f"Bearer {API_KEY}"} | ({"Content-Type": "application/json"} if payload else {})
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request(method, path, payload, head | (headers or {}))
         response = connection.getresponse()
@@ -47,7 +49,7 @@ def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
     if receive_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-    connection.settimeout(60)
+    connection.settimeout(PATIENCE_S)
     connection.connect((parts.hostname, parts.port))
     return connection
 

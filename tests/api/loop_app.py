@@ -1,13 +1,13 @@
 """The API over vLLM's own serving classes and a worker that answers at once, and a watch over its loop.
 
 A program, `python -m`, with a model's directory and a runner of vLLM's.  It prints its URL; then, for each line that it
-reads, the longest time between two ticks of the loop since the last one, as far as the process and not a busy machine
-is its reason: what holds the loop up is either the loop's own work or another thread that holds the interpreter's lock.
+reads, the longest processor time for which anything has held up the loop since the last one.
 """
 
 import asyncio
 import contextlib
 import hashlib
+import selectors
 import socket
 import sys
 import time
@@ -131,38 +131,48 @@ class Bench:
         return constraint
 
 
-class Watch:
-    """Ticks, and keeps the longest time between two ticks.
+class Watch(selectors.DefaultSelector):
+    """The loop's selector, which is called between two turns: it keeps the longest that anything held the loop up.
 
-    What the loop's thread waits for a processor is the machine's doing and does not count, nor does more than all
-    threads of the process have worked: one may hold the interpreter's lock and wait for a processor.
+    Held up it is by its own work in a turn, or by another thread that keeps the interpreter's lock.  Both are told by
+    the processor time that they take: what a thread waits for a processor is the machine's doing.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._schedule = Path("/proc/thread-self/schedstat").open(encoding="ascii")  # noqa: SIM115
         self._worst_s = 0.0
+        self._turn_s = time.thread_time()
         self._last = self._now()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._look()
+        events = super().select(timeout)
+        self._turn_s = time.thread_time()
+        return events
 
     async def run(self) -> None:
         while True:
             self._last = self._now()
             await asyncio.sleep(TICK_S)
-            self._worst_s = max(self._worst_s, self._held_s())
+            self._look()
 
     def _now(self) -> tuple[float, float]:
-        """The time without what this thread has waited for a processor, and the work of all threads, in seconds."""
+        """The time without what this thread has waited for a processor, and the work of other threads, in seconds."""
         self._schedule.seek(0)
         waited_ns = int(self._schedule.read().split()[1])
-        return time.monotonic() - waited_ns / 1e9, time.process_time()
+        return time.monotonic() - waited_ns / 1e9, time.process_time() - time.thread_time()
 
-    def _held_s(self) -> float:
+    def _look(self) -> None:
         passed_s, worked_s = self._now()
-        return min(passed_s - self._last[0], worked_s - self._last[1])
+        by_others_s = min(passed_s - self._last[0], worked_s - self._last[1])
+        self._worst_s = max(self._worst_s, time.thread_time() - self._turn_s, by_others_s)
 
     def read(self) -> float:
         """The longest since the last time; what has held the loop up to now counts too."""
-        worst_s, self._worst_s = max(self._worst_s, self._held_s()), 0.0
-        self._last = self._now()
+        self._look()
+        worst_s, self._worst_s = self._worst_s, 0.0
+        self._turn_s, self._last = time.thread_time(), self._now()
         return worst_s
 
 
@@ -171,8 +181,8 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def main(model: str, runner: str) -> None:
-    vllm = VLLM | {"runner": runner}
+async def main(model: str, kind: str, watch: Watch) -> None:
+    vllm = VLLM | {"runner": kind}
     config = Config(model=ModelConfig(path=model, name="m", vllm=vllm), devices=DevicesConfig())
     engine = engine_arguments(config, "cpu")
     vllm_config = vllm_config_of(config, engine)
@@ -182,7 +192,6 @@ async def main(model: str, runner: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     serving = await serving_state(frontend, arguments)
     prepare_serving(serving)
-    watch = Watch()
     async with start_api(context_of([Asked(serving)]), [listener]):
         ticking = asyncio.create_task(watch.run())
         say(f"http://127.0.0.1:{listener.getsockname()[1]}")
@@ -195,4 +204,6 @@ async def main(model: str, runner: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    watch = Watch()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(watch)) as runner:
+        runner.run(main(sys.argv[1], sys.argv[2], watch))

@@ -20,6 +20,7 @@ from melld.api.connections.connection import ConnectionServer
 from melld.api.connections.half_closed import OLD_CLIENTS_S
 from melld.api.guards.body import read_body
 from melld.config_server import ServerConfig
+from tests.patience import PATIENCE_S
 
 LOOPS = pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 POST = "POST / HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n"
@@ -101,7 +102,7 @@ async def serving(
         client = socket.socket(family)
         if receive_bytes is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        client.settimeout(20)
+        client.settimeout(PATIENCE_S)
         client.connect(address)
         return client
 
@@ -114,7 +115,7 @@ async def serving(
 
 
 async def soon(event: asyncio.Event) -> None:
-    await asyncio.wait_for(event.wait(), 20)
+    await asyncio.wait_for(event.wait(), PATIENCE_S)
 
 
 def answer_to(client: socket.socket) -> bytes:
@@ -344,7 +345,7 @@ async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
     acceptor = Acceptor(listener, Greeted)
     acceptor.start()
     with socket.create_connection(listener.getsockname()):
-        await asyncio.wait_for(joined, 20)
+        await asyncio.wait_for(joined, PATIENCE_S)
     acceptor.stop()
     assert faults == []
 
@@ -369,7 +370,7 @@ async def test_a_lack_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixtu
         try:
             acceptor.start()
             for _ in range(5):  # there is a descriptor for one at a time
-                (await asyncio.wait_for(joined.get(), 20)).abort()
+                (await asyncio.wait_for(joined.get(), PATIENCE_S)).abort()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             acceptor.stop()

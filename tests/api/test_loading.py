@@ -17,6 +17,7 @@ from melld.api import app
 from melld.control.status import ModelState, ModelStatus
 from melld.daemon.model import ModelNotLoaded
 from tests.api.contexts import context_of
+from tests.patience import PATIENCE_S
 
 
 class Absent:
@@ -65,7 +66,7 @@ async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.Mon
     model = Absent()
     async with served(model) as url:
         asked = post(url, b'{"model": "slow", "prompt": "a", "stream": true}')
-        answer = await asyncio.to_thread(urllib.request.urlopen, asked, timeout=20)
+        answer = await asyncio.to_thread(urllib.request.urlopen, asked, timeout=PATIENCE_S)
         with answer:
             assert answer.headers["Content-Type"].startswith("text/event-stream")
             assert await asyncio.to_thread(answer.readline) == b": keep-alive\n"
@@ -81,8 +82,8 @@ async def test_a_call_without_a_stream_is_not_answered_with_one(monkeypatch: pyt
     model = Absent()
     async with served(model) as url:
         asked = post(url.replace("completions", "embeddings"), b'{"model": "slow", "input": "a", "stream": true}')
-        calling = asyncio.ensure_future(asyncio.to_thread(urllib.request.urlopen, asked, timeout=20))
-        await asyncio.wait_for(model.asked.wait(), 20)
+        calling = asyncio.ensure_future(asyncio.to_thread(urllib.request.urlopen, asked, timeout=PATIENCE_S))
+        await asyncio.wait_for(model.asked.wait(), PATIENCE_S)
         for _turn in range(10):  # of the loop: the head of a stream would be sent by now
             await asyncio.sleep(0)
         model.known.set()
@@ -97,9 +98,11 @@ async def test_a_call_is_told_why_its_model_is_not_there() -> None:
     model = Absent()
     async with served(model) as url:
         calling = asyncio.ensure_future(
-            asyncio.to_thread(urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=20)
+            asyncio.to_thread(
+                urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=PATIENCE_S
+            )
         )
-        await asyncio.wait_for(model.asked.wait(), 20)
+        await asyncio.wait_for(model.asked.wait(), PATIENCE_S)
         model.known.set()
         with pytest.raises(urllib.error.HTTPError) as refused:
             await calling
@@ -123,7 +126,9 @@ async def test_a_lost_connection_of_the_daemons_own_is_not_its_clients() -> None
     model = Absent(ClientConnectionResetError("Cannot write to closing transport"))
     model.known.set()
     async with served(model) as url:
-        calling = asyncio.to_thread(urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=20)
+        calling = asyncio.to_thread(
+            urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=PATIENCE_S
+        )
         with pytest.raises(urllib.error.HTTPError) as refused:
             await calling
     with refused.value as error:

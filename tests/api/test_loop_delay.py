@@ -18,8 +18,8 @@ from tests.forked import ForkedPython
 
 LONGEST_S = 0.05
 TRIES = 12
-"""What a body does, it does each time: the least of so many is held against the limit.  On a busy machine the loop is
-kept waiting while another thread works, and the processor is half as quick while its other half works."""
+"""What a body does, it does each time: the least of so many is held against the limit, as a processor is half as quick
+while its other half works."""
 BODY_BYTES = 8 << 20
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 
@@ -176,7 +176,7 @@ class App(NamedTuple):
     told: IO[str]
 
     def longest_s(self) -> float:
-        """The longest time for which its loop has not turned, since this was asked last."""
+        """The longest processor time for which its loop has not turned, since this was asked last."""
         self.asked.write("\n")
         self.asked.flush()
         return float(self.told.readline())

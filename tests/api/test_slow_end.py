@@ -15,6 +15,7 @@ from aiohttp.http_writer import StreamWriter
 from melld.api import app
 from melld.config_server import ServerConfig
 from tests.api.contexts import context_of
+from tests.patience import PATIENCE_S
 
 SILENCE_S = 0.01
 
@@ -62,7 +63,7 @@ async def test_no_comment_follows_the_end_of_a_stream(monkeypatch: pytest.Monkey
     async with app.start_api(context, [listener]):
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-        answer = await asyncio.wait_for(reader.read(), 20)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
     assert b'"word": 1' in answer
     assert answer.endswith(b"\r\n0\r\n\r\n"), answer

@@ -17,6 +17,7 @@ from melld.api.admission import Admission, Door
 from melld.api.answers import Answer, Dialect, Refusal
 from melld.daemon.metrics import LoopProbe
 from tests.api.http_client import API_KEY, CHAT, chat, completion, connect, head, post, request, talk
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 
 LONG = {"max_tokens": 20_000, "stream": True, "ignore_eos": True}
@@ -28,7 +29,15 @@ def metric(daemon: DaemonProcess, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
-def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
+def completed(daemon: DaemonProcess) -> float:
+    """How many requests have had all the tokens that they asked for."""
+    text = request(daemon.url, "GET", "/metrics").body.decode()
+    found = re.findall(r'^vllm:request_success_total{[^}]*finished_reason="length"[^}]*} (\S+)$', text, re.MULTILINE)
+    assert found
+    return sum(map(float, found))
+
+
+def until(condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
     """Ask again, over HTTP or by reading a socket, until it holds."""
     end_s = time.monotonic() + deadline_s
     while not condition():
@@ -48,7 +57,7 @@ def test_a_reader_that_takes_nothing_is_ended_and_harms_nobody(strict: DaemonPro
     with connect(strict.url, receive_bytes=4096) as connection:
         connection.sendall(post(chat(**LONG | {"logprobs": True, "top_logprobs": 20})))
         begun(connection)
-        until(lambda: request(strict.url, "POST", CHAT, chat()).status == 200, 5)
+        until(lambda: request(strict.url, "POST", CHAT, chat()).status == 200)
         until(lambda: metric(strict, "melld_http_slow_readers_total") == before + 1)
         until(lambda: metric(strict, "melld_http_calls_in_flight") == 0)
         rest = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -85,13 +94,15 @@ def test_a_client_that_leaves_frees_its_engine_at_once(strict: DaemonProcess, pa
         body |= {"input": text, "max_output_tokens": 20_000}
     else:
         body["messages"] = [{"role": "user", "content": text}]
+    before = completed(strict)
     with connect(strict.url) as connection:
         connection.sendall(post(body, path))
         until(lambda: bool(strict.status()["requests"]))
-    until(lambda: metric(strict, "melld_http_calls_in_flight") == 0, 5)
-    until(lambda: strict.status()["requests"] == [], 5)
+    until(lambda: metric(strict, "melld_http_calls_in_flight") == 0)
+    until(lambda: strict.status()["requests"] == [])
     until(lambda: metric(strict, "melld_http_disconnects_total") == left + 1)
     assert metric(strict, refusals) == refused
+    assert completed(strict) == before
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])

@@ -13,6 +13,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from tests.patience import PATIENCE_S
+
 # Makes the terminal on standard input the controlling one, so that Ctrl-C reaches the command, and runs melld.
 LAUNCH = """
 import fcntl, sys, termios
@@ -50,14 +52,14 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._screen, keys.encode())
 
-    def read_until(self, words: str, deadline_s: float = 30.0) -> None:
+    def read_until(self, words: str, deadline_s: float = PATIENCE_S) -> None:
         """Read on until `words` are on the screen."""
         end_s = time.monotonic() + deadline_s
         while words not in self.text:
             assert time.monotonic() < end_s, f"{words!r} did not come; there is:\n{self.text}"
             assert self._read_more(end_s), f"ended without {words!r}; there is:\n{self.text}"
 
-    def exit_code(self, deadline_s: float = 30.0) -> int:
+    def exit_code(self, deadline_s: float = PATIENCE_S) -> int:
         """Read to the command's end."""
         end_s = time.monotonic() + deadline_s
         while self._read_more(end_s):

@@ -18,6 +18,7 @@ from tests.cli.plausible import DEFERRED, MOVING, QUEUED, RUNNING, STATUS
 from tests.cli.terminal import Terminal
 from tests.control.control_daemon import ControlDaemon, Operated
 from tests.forked import run_melld
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +85,7 @@ def test_a_pipe_without_unicode_gets_ascii(daemon: ControlDaemon) -> None:
     """An old terminal or a log collector gets no broken letters, and no traceback."""
     words = [sys.executable, "-m", "melld", "status", "--runtime-directory", str(daemon.directory)]
     old = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(words, cwd=ROOT, env=old, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=ROOT, env=old, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.isascii()) == (0, True)
     assert "====++." in done.stdout
 
@@ -113,7 +114,7 @@ def test_json_goes_on_a_line_at_a_time(daemon: ControlDaemon) -> None:
         while msgspec.json.decode(process.stdout.readline(), type=DaemonStatus) != daemon.context.current:
             pass
         daemon.stop()
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
     assert "no daemon to talk to" in said
 
@@ -122,7 +123,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(daemon: ControlDaemon) -> Non
     """`melld status --watch | head` ends quietly."""
     words = f"--watch --runtime-directory {daemon.directory}"
     command = f"{{ {sys.executable} -m melld status {words}; echo $? >&2; }} | head -n 2"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.count("\n"), done.stderr) == (2, "0\n")
 
 
@@ -231,5 +232,5 @@ print(code, sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     for words in (["status"], ["status", "--json"]):
         command = [sys.executable, "-c", code, *words, "--runtime-directory", str(daemon.directory)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.stderr == "0 []\n"

@@ -24,9 +24,9 @@ from melld.daemon.devices import make_slots
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from tests.forked import ForkedPython
+from tests.patience import PATIENCE_S
 
 CODE = "import os, sys; from melld.cluster.agent import main; main(int(sys.argv[1]), os.getppid())"
-SOON_S = 60.0
 """How long a test waits for what must come."""
 
 
@@ -50,7 +50,7 @@ class PlainAgent:
         decoder, loop = FrameDecoder(ToActor), asyncio.get_running_loop()
         reason = ""
         with contextlib.suppress(ConnectionResetError):
-            while data := await asyncio.wait_for(loop.sock_recv(self._ours, 1 << 16), SOON_S):
+            while data := await asyncio.wait_for(loop.sock_recv(self._ours, 1 << 16), PATIENCE_S):
                 for message, _ in decoder.feed(data):
                     assert isinstance(message, Leave)
                     reason = message.reason
@@ -84,7 +84,7 @@ class News:
                 self._more.clear()
                 await self._more.wait()
 
-        return await asyncio.wait_for(look(), SOON_S)
+        return await asyncio.wait_for(look(), PATIENCE_S)
 
 
 class Site(News):
@@ -220,6 +220,6 @@ async def until_gone(*pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             end = os.pidfd_open(pid)
-            found = await asyncio.to_thread(select.select, [end], [], [], SOON_S)
+            found = await asyncio.to_thread(select.select, [end], [], [], PATIENCE_S)
             os.close(end)
             assert found[0], f"process {pid} is still there"

@@ -66,7 +66,6 @@ class RayNodes:
             env=os.environ | self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

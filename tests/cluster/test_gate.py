@@ -27,6 +27,7 @@ from melld.cluster.link import Link
 from melld.config import ModelConfig
 from melld.engine.wire.frames import encode_frame
 from tests.cluster.plain_agent import Site, site
+from tests.patience import PATIENCE_S
 
 OURS = Facts({"melld": "0.1.0", "vllm": "0.32.0"}, {"/": "one", "an/unloaded-name": "one"})
 
@@ -56,7 +57,7 @@ async def answer(at: Site, *frames: msgspec.Struct | bytes) -> list[object]:
     await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", at.gate.port, ssl=tls)
     for frame in frames:
         link._transport.write(frame if isinstance(frame, bytes) else b"".join(encode_frame(frame)))  # type: ignore[union-attr]
-    await asyncio.wait_for(closed, 30)
+    await asyncio.wait_for(closed, PATIENCE_S)
     return heard
 
 
@@ -79,7 +80,7 @@ async def test_a_closed_gate_lets_nobody_in() -> None:
         said = hello(at, at.gate.expect("m1"))
         at.gate.close()
         writer.write(b"".join(encode_frame(said)))
-        assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
         assert at.told == []
         writer.close()
 

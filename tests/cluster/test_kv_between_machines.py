@@ -13,6 +13,7 @@ import pytest
 from melld.errors import MelldError
 from tests.cluster.ray_nodes import RayNodes
 from tests.migrate.live import CASES, GREEDY, LONG, Operator, Stream
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 
 pytest.importorskip("nixl", reason="NIXL is not installed: locks/nixl.txt")
@@ -95,10 +96,10 @@ def test_a_worker_that_dies_in_the_middle_of_a_pull_harms_no_answer(bench: Bench
     moving = threading.Thread(target=move)
     moving.start()
     other = "w1" if request["worker"] == "w0" else "w0"
-    bench.operator.wait(lambda status: any(one["reserved_blocks"] for one in status["workers"]), 30.0)
+    bench.operator.wait(lambda status: any(one["reserved_blocks"] for one in status["workers"]))
     stream.wait_chunks(len(stream.arrivals_s) + 4)
     bench.kill(request["worker"] if dies == "source" else other)
-    moving.join(60)
+    moving.join(PATIENCE_S)
     assert not moving.is_alive()
     assert [one["outcome"] for one in reports] != ["committed"]
     assert stream.result() == unmoved

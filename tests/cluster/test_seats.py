@@ -24,6 +24,7 @@ from melld.cluster.seats import SeatedHost
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 from melld.kvstore.device_reading import Device
+from tests.patience import PATIENCE_S
 
 SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cuda", visible_devices=("GPU-a", "GPU-b"))
 
@@ -48,7 +49,7 @@ class Wire(Link):
         """The next that is heard."""
         while not self.heard:
             self.more.clear()
-            await asyncio.wait_for(self.more.wait(), 30)
+            await asyncio.wait_for(self.more.wait(), PATIENCE_S)
         return self.heard.pop(0)
 
 
@@ -116,7 +117,7 @@ async def test_a_worker_without_a_device_ends_with_the_reason(host: SeatedHost, 
     host.spawn(SPEC, ear)
     assert await wire.next() == TakeSeat(0)
     wire.received(SeatTaken(0, None, "none is free"), [])
-    await asyncio.wait_for(ear.over.wait(), 30)
+    await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
     assert ear.ends == ["machine m1 got no device: none is free"]
 
 
@@ -126,7 +127,7 @@ async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: 
     ear = Ear()
     host.spawn(SPEC, ear).kill()
     assert await wire.next() == TakeSeat(0)
-    await asyncio.wait_for(ear.over.wait(), 30)
+    await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
     assert ear.ends == ["ended before it had a device"]
     wire.received(SeatTaken(0, gpu("GPU-a")), [])
     assert await wire.next() == ReturnSeat(0)
@@ -157,7 +158,7 @@ async def test_a_device_that_comes_late_stays_with_the_worker_that_is_wanted_now
     await run_and_end(host, wire)
     ear = Ear()
     host.spawn(SPEC, ear).kill()
-    await asyncio.wait_for(ear.over.wait(), 30)
+    await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
     host.spawn(SPEC, Ear())
     assert await wire.next() == TakeSeat(0)
     wire.received(SeatTaken(0, gpu("GPU-a")), [])

@@ -13,6 +13,7 @@ import uvloop
 from melld.control.runtime_directory import open_control_socket
 from melld.control.server import Operation, serve_control
 from melld.control.status import DaemonStatus
+from tests.patience import PATIENCE_S
 
 
 class Operated:
@@ -52,11 +53,11 @@ class ControlDaemon:
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(timeout=20)
+            self._thread.join(timeout=PATIENCE_S)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listening.wait(timeout=20), "the control socket did not open"
+        assert self._listening.wait(timeout=PATIENCE_S), "the control socket did not open"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -25,6 +25,7 @@ from melld.control.status import DaemonStatus
 from melld.errors import ConfigError, RequestTooLarge
 from tests.cli.plausible import STATUS
 from tests.control.control_daemon import Operated
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ async def test_a_client_that_leaves_in_the_middle_is_no_fault(
         patch.setattr(web.BaseRequest, "read", told)
         _, writer = await asyncio.open_unix_connection(str(directory / CONTROL_SOCKET))
         writer.write(b"POST /reload HTTP/1.1\r\nHost: melld\r\n" + body)
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
         writer.close()
         await writer.wait_closed()
         assert await asyncio.to_thread(ControlClient([directory]).status)
@@ -208,7 +209,7 @@ def test_a_connection_of_the_last_moment_is_closed_too(directory: Path, turns: i
             assert await end == b""
 
     with socket.socket(socket.AF_UNIX) as client, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        client.settimeout(20)
+        client.settimeout(PATIENCE_S)
         runner.run(come_and_end(client, open_control_socket(directory)))
 
 
@@ -236,9 +237,9 @@ def test_a_daemon_that_goes_away_while_it_is_asked_is_no_daemon(directory: Path)
             stderr=subprocess.PIPE,
             text=True,
         )
-        control.listener.settimeout(20)
+        control.listener.settimeout(PATIENCE_S)
         control.listener.accept()[0].close()
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "closed the connection" in said) == (3, True)
 
 
@@ -252,7 +253,7 @@ control = open_control_socket(Path({str(directory)!r}))
 control.listener.listen()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    dead = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
+    dead = subprocess.run([sys.executable, "-c", code], check=False)
     assert dead.returncode == -9
     assert (directory / CONTROL_SOCKET).is_socket()
     with contextlib.closing(open_control_socket(directory)) as control:

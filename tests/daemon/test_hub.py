@@ -43,9 +43,7 @@ def run(command: list[str], endpoint: str, cache: Path) -> subprocess.CompletedP
     """A process of its own: the hub's address is read once in each."""
     environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "NO_PROXY": "127.0.0.1"}
     environment.pop("HF_HUB_OFFLINE", None)
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
 
 
 def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedProcess[str]:

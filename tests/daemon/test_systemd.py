@@ -24,6 +24,7 @@ from melld.daemon.systemd import (
     take_supervision,
 )
 from melld.errors import ConfigError
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,14 +36,14 @@ class Manager:
         self.address = address
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self.socket.settimeout(20)
+        self.socket.settimeout(PATIENCE_S)
 
     def hear(self) -> dict[str, str]:
         return _parse(self.socket.recv(4096))
 
     async def hear_soon(self) -> dict[str, str]:
         self.socket.setblocking(False)
-        return _parse(await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.socket, 4096), 20))
+        return _parse(await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.socket, 4096), PATIENCE_S))
 
 
 def _parse(datagram: bytes) -> dict[str, str]:
@@ -124,7 +125,7 @@ async def test_the_watchdog_is_fed_only_while_all_is_well(manager: Manager) -> N
 
     task = asyncio.create_task(keep_told(Notifier(manager.address), 0.001, look))
     heard = [await manager.hear_soon() for _ in range(3)]
-    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
     task.cancel()
     assert heard == [{"WATCHDOG": "1", "STATUS": "serving"}, {"STATUS": "worker cpu:0 hangs"}, {"WATCHDOG": "1"}]
     with pytest.raises(BlockingIOError):
@@ -213,13 +214,14 @@ def test_a_restart_refuses_nobody(tmp_path: Path) -> None:
         }
         answers = []
         for _ in range(2):
-            with socket.create_connection(api.getsockname(), timeout=30) as client:  # before the daemon is there
+            # Before the daemon is there.
+            with socket.create_connection(api.getsockname(), timeout=PATIENCE_S) as client:
                 line = [sys.executable, "-c", LAUNCHER, str(api.fileno()), DAEMON]
                 daemon = subprocess.Popen(line, env=environment, pass_fds=[api.fileno()])
                 try:
                     assert manager.hear() == {"READY": "1"}
                     answers.append(json.loads(client.makefile().read()))
-                    assert daemon.wait(20) == 0
+                    assert daemon.wait(PATIENCE_S) == 0
                 finally:
                     daemon.kill()
                     daemon.wait()

@@ -59,7 +59,6 @@ def test_systemd_accepts_what_is_written(tmp_path: Path, manager: str, monkeypat
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
     )
     ours = [line for line in (done.stdout + done.stderr).splitlines() if "melld" in line]

@@ -17,9 +17,9 @@ from typing import Any
 from tests.decisions.audit import Auditor
 from tests.faults.reader import Reader
 from tests.migrate.live import CALM, Operator
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 
-ORPHANS_S = 10.0
 ANSWERS = frozenset({"stop", "length"})
 
 
@@ -66,7 +66,7 @@ class Subject:
         self._pids |= set(descendants(self.daemon.process.pid))
         return status
 
-    def until(self, holds: Callable[[Any], Any], deadline_s: float = 60.0) -> Any:
+    def until(self, holds: Callable[[Any], Any], deadline_s: float = PATIENCE_S) -> Any:
         """Ask again until it holds; the status for which it did."""
         end_s = time.monotonic() + deadline_s
         while not holds(status := self.status()):
@@ -97,8 +97,8 @@ class Subject:
         """What is held though nothing runs."""
         left = [file.name for file in self.faults.iterdir()]
         try:
-            self.until(lambda status: all(worker["state"] in CALM for worker in status["workers"]), 120)
-            self.until(lambda status: not status["requests"] and not held(status), 30)
+            self.until(lambda status: all(worker["state"] in CALM for worker in status["workers"]))
+            self.until(lambda status: not status["requests"] and not held(status))
         except AssertionError as error:
             return [f"held though nothing runs: {error}", *left]
         return [f"the fault {name} was never met" for name in left]
@@ -131,7 +131,7 @@ def descendants(pid: int) -> list[int]:
 
 def orphans(pids: Iterable[int]) -> list[int]:
     """Which of these processes are still there after ten seconds; a zombie that waits for its parent is gone."""
-    end_s = time.monotonic() + ORPHANS_S
+    end_s = time.monotonic() + PATIENCE_S
     while (left := [pid for pid in pids if is_there(pid)]) and time.monotonic() < end_s:
         time.sleep(0.1)  # processes of another process: there is nothing to wait on
     return left

@@ -8,7 +8,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-PATIENCE_S = 120.0
+from tests.patience import PATIENCE_S
 
 
 class Reader(threading.Thread):

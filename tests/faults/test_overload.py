@@ -42,6 +42,12 @@ def _empty(crowded: Subject) -> Iterator[None]:
     assert crowded.judge_quiet() == []
 
 
+def sent_away(crowded: Subject) -> dict[str, str]:
+    """How many requests were sent away, by the cause."""
+    metrics = request(crowded.daemon.url, "GET", "/metrics", headers={"Authorization": f"Bearer {FIRST}"}).body.decode()
+    return dict(re.findall(r'\nmelld_requests_sent_away_total\{cause="([^"]*)",model="[^"]*"\} (.*)', metrics))
+
+
 class Standstill:
     """One stream has begun and fills the worker, which is stopped for as long as the test wants (less than is hung)."""
 
@@ -96,7 +102,7 @@ def test_who_waits_too_long_is_told_and_who_has_begun_is_not_ended(crowded: Subj
     assert (refused.status, refused.json()["error"]["code"]) == (503, "waited_too_long")
     assert int(refused.headers["retry-after"]) >= 1
     assert late.ends == [LATE]
-    assert DEADLINE_S <= late.ended_s - late.asked_s < 2 * DEADLINE_S
+    assert late.ended_s - late.asked_s >= DEADLINE_S
     assert crowded.judge([first, late], [LATE]) == []
     assert first.ends == ["length"]
 
@@ -129,12 +135,14 @@ def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) ->
 
 def test_a_client_that_leaves_the_line_is_forgotten_at_once(crowded: Subject) -> None:
     """Nobody computes for who has gone before its turn."""
+    before = sent_away(crowded)
     with Standstill(crowded) as first:
         [gone] = line_up(crowded, BODIES[:1])
         gone.leave()
-        crowded.until(lambda status: not status["queued_requests"], 5)
+        crowded.until(lambda status: not status["queued_requests"])
     first.leave()
-    crowded.until(lambda status: not status["requests"] and not held(status), 5)
+    crowded.until(lambda status: not status["requests"] and not held(status))
+    assert sent_away(crowded) == before, "it had left before it was told that it waited too long"
 
 
 def test_one_key_cannot_fill_the_line_nor_keep_the_other_waiting(crowded: Subject) -> None:
@@ -162,10 +170,8 @@ def test_nobody_pushes_in_before_the_other_key(crowded: Subject) -> None:
 
 def test_what_was_sent_away_is_counted_and_told_once_in_a_while(crowded: Subject) -> None:
     """An operator sees in the metrics and in one line of the log that there was too little room, and why."""
-    metrics = request(crowded.daemon.url, "GET", "/metrics", headers={"Authorization": f"Bearer {FIRST}"}).body.decode()
-    counts = dict(re.findall(r'\nmelld_requests_sent_away_total\{cause="([^"]*)",model="[^"]*"\} (.*)', metrics))
-    assert float(counts["queue full"]) >= 3
-    crowded.daemon.wait_for("were sent away, the last because: queue full", 10)
+    assert float(sent_away(crowded)["queue full"]) >= 3
+    crowded.daemon.wait_for("were sent away, the last because: queue full")
 
 
 def test_a_worker_that_cannot_load_is_tried_later_and_later_and_says_why(crowded: Subject) -> None:

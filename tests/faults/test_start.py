@@ -27,21 +27,20 @@ def test_a_device_that_fails_does_not_keep_the_others_from_serving(demo_model: P
     with DaemonProcess(
         demo_model, "--device", "cpu:2", "--kv-bytes", "8MiB", environment={"MELLD_FAULTS": str(tmp_path)}
     ) as daemon:
-        daemon.wait_for("melld: ready")
-        assert daemon.wait_for("without w1 on cpu:1").endswith("starts again in 1 s")
-        daemon.url = daemon.wait_for("/v1").split()[-1].removesuffix("/v1")
+        daemon.wait_for("w1 on cpu:1 is gone")
+        daemon.wait_ready()
         operator = Operator(daemon)
         assert reason_of(daemon) == ""
 
         def all_ready(status: Any) -> bool:
             return all(worker["state"] == "ready" for worker in status["workers"])
 
-        operator.wait(all_ready, 60)
+        operator.wait(all_ready)
         assert [worker["restarts"] for worker in operator.status()["workers"]] == [0, 1]
 
         for worker in operator.status()["workers"]:
             os.kill(worker["pid"], signal.SIGABRT)
-        operator.wait(lambda status: all(worker["state"] == "failed" for worker in status["workers"]), 60)
+        operator.wait(lambda status: all(worker["state"] == "failed" for worker in status["workers"]))
         assert "no worker can serve: w0 failed, w1 failed" in reason_of(daemon)
         waited = Stream(daemon, {**GREEDY, "max_tokens": 4})
         assert waited.result().error is None, "it came while workers were started again, and waited"
@@ -55,7 +54,7 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
     with DaemonProcess(
         demo_model, "--device", "cpu:2", "--kv-bytes", "8MiB", environment={"MELLD_FAULTS": str(tmp_path)}
     ) as daemon:
-        assert daemon.wait_end(150.0) == 1
+        assert daemon.wait_end() == 1
     assert daemon.lines[-1].startswith("melld serve: worker w")
     assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")
 
@@ -64,7 +63,7 @@ def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:
     """A daemon that let nobody in would look as if it served."""
     words = (sys.executable, "-m", "melld", "serve", str(demo_model), "--device", "cpu:1", "--port", "0")
     command = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *words)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = "melld serve: it may open 64 files, too few to serve anybody: allow 128 or more (ulimit -Hn)\n"
     assert (done.returncode, done.stdout + done.stderr) == (1, told)
 
@@ -98,10 +97,10 @@ def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_mod
         prepared.touch()
         daemon.wait_ready()
         operator = Operator(daemon)
-        operator.wait(lambda status: status["workers"][0]["pid"] and not list(faults.iterdir()), 60)
+        operator.wait(lambda status: status["workers"][0]["pid"] and not list(faults.iterdir()))
         assert "no worker can serve" in reason_of(daemon)
         waiting = Stream(daemon, {**GREEDY, "max_tokens": 4})
-        operator.wait(lambda status: status["requests"], 60)
+        operator.wait(lambda status: status["requests"])
         os.kill(operator.status()["workers"][0]["pid"], signal.SIGCONT)
         assert waiting.result().error is None
 

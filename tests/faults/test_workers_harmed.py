@@ -15,6 +15,7 @@ import pytest
 from tests.faults.checker import Subject
 from tests.faults.conftest import SILENCE_S
 from tests.faults.reader import Reader
+from tests.patience import PATIENCE_S
 from tests.worker_faults import slowed
 
 
@@ -81,7 +82,7 @@ def test_a_hung_worker_is_ejected_and_a_slow_one_is_not(subject: Subject) -> Non
         over.set()
         crawl.join()
     assert subject.judge([hung, slow]) == []
-    assert SILENCE_S / 2 < hung.longest_gap_s < SILENCE_S + 10
+    assert hung.longest_gap_s > SILENCE_S / 2
     after = {name: subject.worker(name) for name in homes}
     assert after[homes[0]]["pid"] != before[homes[0]]["pid"]
     assert at_work["pid"] == after[homes[1]]["pid"] == before[homes[1]]["pid"]
@@ -129,7 +130,7 @@ def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subjec
         readers = two_on(subject, *bodies)
         for worker in subject.status()["workers"]:
             os.kill(worker["pid"], signal.SIGKILL)
-    queued = subject.until(lambda status: status["queued_requests"] or not status["requests"], 30)
+    queued = subject.until(lambda status: status["queued_requests"] or not status["requests"])
     assert queued["queued_requests"], "they were never without a worker"
     assert subject.judge(readers) == []
 
@@ -168,7 +169,7 @@ def test_file_descriptors_that_run_out_make_newcomers_wait(subject: Subject) -> 
         used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 8, limit[1]))
         try:
-            idle = [socket.create_connection((place.hostname, place.port), timeout=10) for _ in range(30)]
+            idle = [socket.create_connection((place.hostname, place.port), timeout=PATIENCE_S) for _ in range(30)]
             newcomer = subject.read(body(20))
             running[0].wait_chunks(40)
             assert newcomer.status == 0, "there was a descriptor for it"

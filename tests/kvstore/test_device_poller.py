@@ -8,6 +8,7 @@ import pytest
 
 from melld.kvstore.device_poller import DevicePoller
 from melld.kvstore.device_reading import DeviceReading, DeviceState
+from tests.patience import PATIENCE_S
 
 OK = DeviceReading(state=DeviceState.OK)
 
@@ -19,7 +20,7 @@ async def test_two_callers_share_one_question() -> None:
 
     def source() -> DeviceReading:
         asked.append(1)
-        go.wait(10)
+        go.wait(PATIENCE_S)
         return OK
 
     poller = DevicePoller({"cpu:0": source}, deadline_s=10)
@@ -41,7 +42,7 @@ async def test_a_bug_in_a_source_is_one_unavailable_device(monkeypatch: pytest.M
     readings = await poller.read()
     assert readings["cuda:0"].state is DeviceState.UNAVAILABLE
     assert readings["cpu:0"] == OK
-    assert (await asyncio.to_thread(reported.get, timeout=10)).exc_type is ZeroDivisionError
+    assert (await asyncio.to_thread(reported.get, timeout=PATIENCE_S)).exc_type is ZeroDivisionError
     assert (await poller.read())["cuda:0"].state is DeviceState.UNAVAILABLE, "it is asked again"
 
 

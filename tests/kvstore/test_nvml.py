@@ -16,6 +16,7 @@ from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import choose, restrict
 from melld.kvstore.process_meter import with_children
+from tests.patience import PATIENCE_S
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "nvml.c"
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ class Machine:
             self.process.stdin.close()
         self.process.stdout.close()
         try:
-            return self.process.wait(20)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
 

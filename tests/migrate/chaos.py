@@ -19,6 +19,7 @@ from typing import Any
 
 from melld.control.client import ControlRefused
 from tests.migrate.live import CALM, CASES, Answer, Operator, Stream, alike
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import POINTS, SIGNALS
 
@@ -215,7 +216,7 @@ def pause_after(killed_s: float, arrivals_s: list[float]) -> list[float]:
 
 def orphans(pids: list[int]) -> list[int]:
     """Which of these processes are still there after ten seconds."""
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + PATIENCE_S
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end_s:
         time.sleep(0.1)  # processes of another process: there is nothing to wait on
     return left

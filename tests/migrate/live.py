@@ -18,10 +18,10 @@ import msgspec
 from melld.control.client import ControlClient
 from melld.control.messages import Migrate, Unload
 from melld.migrate.snapshot import Via
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
-PATIENCE_S = 120.0
 CALM = ("ready", "asleep", "stopped")
 STORY = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 8}]
 LONG = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 110}]
@@ -184,7 +184,7 @@ class Operator:
     """The daemon's control socket."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
-        self._client = ControlClient([daemon.runtime_directory], answer_s=60.0)
+        self._client = ControlClient([daemon.runtime_directory], answer_s=PATIENCE_S)
 
     def status(self) -> Any:
         return msgspec.json.decode(self._client.status())
@@ -210,7 +210,7 @@ class Operator:
             for one in self.requests_of(stream)
         ]
 
-    def wait_ready(self, deadline_s: float = 170.0) -> None:
+    def wait_ready(self, deadline_s: float = PATIENCE_S) -> None:
         """Until every worker is ready, or rests because nothing needs it."""
         self.wait(lambda status: all(worker["state"] in CALM for worker in status["workers"]), deadline_s)
 
@@ -228,7 +228,7 @@ class Operator:
         self.wait(lambda status: any(matches(one) for one in status["requests"]), PATIENCE_S)
         return next(one for one in self.status()["requests"] if matches(one))
 
-    def wait_idle(self, deadline_s: float = 30.0) -> None:
+    def wait_idle(self, deadline_s: float = PATIENCE_S) -> None:
         """Until nothing runs and every block of every worker is free."""
         self.wait(
             lambda status: (
@@ -238,7 +238,7 @@ class Operator:
             deadline_s,
         )
 
-    def wait(self, holds: Any, deadline_s: float) -> None:
+    def wait(self, holds: Any, deadline_s: float = PATIENCE_S) -> None:
         """Until this holds of the status."""
         end_s = time.monotonic() + deadline_s
         while not holds(status := self.status()):

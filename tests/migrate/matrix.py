@@ -16,6 +16,7 @@ import msgspec
 
 from melld.control.client import ControlRefused
 from tests.migrate.live import CASES, CHUNK_S, Bench, Stream
+from tests.patience import PATIENCE_S
 from tests.worker_faults import slowed
 
 DIED = {"source": "source died", "destination": "destination died"}
@@ -179,7 +180,7 @@ def _signs(report: Any) -> set[str]:
 
 
 def _follow(bench: Bench, file: Path, victim: str, pids: dict[str, int], loss: Loss) -> None:
-    end_s = time.monotonic() + 30.0
+    end_s = time.monotonic() + PATIENCE_S
     while file.exists() and time.monotonic() < end_s:
         time.sleep(0.0005)  # another process takes it away: there is nothing to wait on
     with contextlib.suppress(ProcessLookupError):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.migrate.live import CASES, GREEDY, SEEDED, Bench, Stream
 from tests.migrate.matrix import FEW, FEWEST, Loss, suffer
+from tests.patience import PATIENCE_S
 from tests.worker_faults import SIGNALS
 
 pytestmark = pytest.mark.usefixtures("left_as_it_was")
@@ -56,7 +57,8 @@ def test_a_worker_lost_in_mid_move_costs_no_token(bench: Bench, loss: Loss) -> N
 
 def ask(bench: Bench, body: dict[str, Any], answers: list[tuple[int, str | None]]) -> None:
     """One call without a stream: its status, and whether it should be tried again."""
-    with contextlib.closing(http.client.HTTPConnection(urlsplit(bench.daemon.url).netloc, timeout=120)) as connection:
+    address = urlsplit(bench.daemon.url).netloc
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
         head = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", json.dumps({"model": "demo", **body}), head)
         with connection.getresponse() as response:
@@ -84,7 +86,7 @@ def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
         fault = bench.faults / f"{home}.resumed.{name}"
         fault.touch()
         os.kill(pid_of(bench, other), SIGNALS[name])
-    asking.join(120)
+    asking.join(PATIENCE_S)
     assert not fault.exists()
     assert bystander.result() == bench.unmoved("long")
     return answers

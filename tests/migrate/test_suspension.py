@@ -160,7 +160,7 @@ def test_a_client_that_leaves_while_suspended_leaves_nothing_behind(lone: Lone) 
         high = Stream(lone.daemon, URGENT)
         one = lone.suspended()
         stream.hang_up()
-        lone.operator.wait(lambda status: one["request"] not in str(status["requests"]), 30.0)
+        lone.operator.wait(lambda status: one["request"] not in str(status["requests"]))
         assert high.answer.usage is None, "the urgent one was over before"
         assert high.result() == lone.urgent_alone()
     why = lone.daemon.melld("why", one["request"])

@@ -170,10 +170,8 @@ def test_a_rank_that_is_stopped_costs_its_worker_and_no_token(group: Group, told
     streams = {case: group.begun(case) for case in ("seeded", "long")}
     worker = group.worker_of(streams["long"])
     pid = group.pid(worker)
-    began_s = time.monotonic()
     os.kill(group.ranks(worker)[1], signal.SIGSTOP)
     group.operator.wait_gone(worker, pid)
-    assert time.monotonic() - began_s < SILENCE_S + 20
     group.daemon.wait_for(f"{worker} hangs, killing it: a rank of it was stopped (SIGSTOP) for {SILENCE_S:.0f} s")
     answers = {case: stream.result() for case, stream in streams.items()}
     assert {case: (answer.error, answer.choices[0].text) for case, answer in answers.items()} == {

@@ -17,6 +17,7 @@ from typing import Any, Self
 from melld.control.client import ControlClient
 from tests import worker_faults
 from tests.forked import ForkedPython, run_melld
+from tests.patience import PATIENCE_S
 
 HAND_OVER = """
 import os, sys
@@ -24,7 +25,6 @@ os.dup2(int(sys.argv[1]), 3)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="api")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-START_DEADLINE_S = 170.0
 
 
 class DaemonProcess:
@@ -80,7 +80,7 @@ class DaemonProcess:
                 self._new.put(line.rstrip("\n"))
         self._new.put(None)
 
-    def wait_for(self, text: str, deadline_s: float = START_DEADLINE_S) -> str:
+    def wait_for(self, text: str, deadline_s: float = PATIENCE_S) -> str:
         """The next line that holds `text`; fails with all that was printed when the process ends before it."""
         while True:
             try:
@@ -99,7 +99,7 @@ class DaemonProcess:
         self.url = self.wait_for("/v1").split()[-1].removesuffix("/v1")
         return self
 
-    def wait_end(self, deadline_s: float = 60.0) -> int:
+    def wait_end(self, deadline_s: float = PATIENCE_S) -> int:
         """Its exit code."""
         code = self.process.wait(deadline_s)
         while (line := self._new.get(timeout=deadline_s)) is not None:
@@ -112,12 +112,12 @@ class DaemonProcess:
 
     def status(self) -> dict[str, Any]:
         """What `melld status --json` prints, asked without a process."""
-        result: dict[str, Any] = json.loads(ControlClient([self.runtime_directory], answer_s=60.0).status())
+        result: dict[str, Any] = json.loads(ControlClient([self.runtime_directory], answer_s=PATIENCE_S).status())
         return result
 
     def get(self, path: str) -> str:
         """The text at a path of the API."""
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:  # noqa: S310  a URL of ours
+        with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as answer:  # noqa: S310  a URL of ours
             return str(answer.read().decode())
 
     def stop(self) -> int:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.serve.daemon_process import START_DEADLINE_S
+from tests.patience import PATIENCE_S
 
 
 @contextlib.contextmanager
@@ -14,7 +14,7 @@ def manager_at(path: Path) -> Iterator[socket.socket]:
     """What a service manager listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
-        manager.settimeout(START_DEADLINE_S)
+        manager.settimeout(PATIENCE_S)
         yield manager
 
 

@@ -55,7 +55,7 @@ def life(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Life:
         answers = [stream.result() for stream in streams]
         assert [answer.error for answer in answers] == [None] * STREAMS
         operator.wait_idle()
-        operator.wait(lambda status: all("not needed" in one["why"] for one in status["workers"]), 60.0)
+        operator.wait(lambda status: all("not needed" in one["why"] for one in status["workers"]))
         why = daemon.melld("why", last["request"], "--json")
         assert (why.returncode, why.stderr) == (0, "")
         assert daemon.stop() == 0
@@ -101,7 +101,7 @@ def test_the_daemon_and_its_log_tell_the_same_story(life: Life, capsys: pytest.C
     assert (story.lines[0].what, story.lines[-1].what, story.ended) == (Happened.ARRIVED, Happened.FINISHED, True)
     pauses_s = [line.pause_s for line in story.lines if line.what is Happened.RESUMED]
     assert pauses_s, "its worker was killed"
-    assert all(pause_s is not None and 0 < pause_s < 60 for pause_s in pauses_s)
+    assert all(pause_s is not None and pause_s > 0 for pause_s in pauses_s)
 
 
 def test_the_log_tells_of_every_move(life: Life) -> None:

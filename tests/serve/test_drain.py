@@ -15,6 +15,7 @@ from melld.cli import main
 from melld.control.client import ControlClient
 from melld.control.messages import Drain
 from tests.migrate.live import Operator, Stream
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
@@ -100,11 +101,11 @@ def kv_memories(pid: int) -> int:
 def test_nobody_keeps_a_drained_workers_memory(daemon: DaemonProcess, operator: Operator) -> None:
     """The device is wanted for something else: what a sibling goes on to map of it would not be free."""
     pid = state_of(operator, "w0")["pid"]
-    operator.wait(lambda _: kv_memories(pid) == 2, 30)
+    operator.wait(lambda _: kv_memories(pid) == 2)
     assert daemon.melld("drain", "w1", "--wait").returncode == 0
-    operator.wait(lambda _: kv_memories(pid) == 1, 10)
+    operator.wait(lambda _: kv_memories(pid) == 1)
     assert daemon.melld("resume", "w1").returncode == 0
-    operator.wait(lambda _: kv_memories(pid) == 2, 60)
+    operator.wait(lambda _: kv_memories(pid) == 2)
 
 
 def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator) -> None:
@@ -142,9 +143,9 @@ def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: 
     asked = Drain(worker=worker, wait=True)
     waiting = threading.Thread(target=lambda: answers.append(client.operate("drain", asked, 60.0)))
     waiting.start()
-    operator.wait(lambda status: any(one["state"] == "draining" for one in status["workers"]), 30.0)
+    operator.wait(lambda status: any(one["state"] == "draining" for one in status["workers"]))
     os.kill(pid, signal.SIGKILL)
-    waiting.join(60)
+    waiting.join(PATIENCE_S)
     report = json.loads(answers[0])
     assert (report["outcome"], report["left"]) == ("drained", 0)
     assert report["restarted"] > 0
@@ -155,7 +156,7 @@ def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: 
 def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, operator: Operator) -> None:
     """One that has died, and was about to be started again, is not: its device is wanted."""
     os.kill(state_of(operator, "w1")["pid"], signal.SIGKILL)
-    operator.wait(lambda status: any(one["state"] != "ready" for one in status["workers"]), 30.0)
+    operator.wait(lambda status: any(one["state"] != "ready" for one in status["workers"]))
     done = daemon.melld("drain", "w1", "--wait", "--json")
     assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "drained")
     assert (state_of(operator, "w1")["state"], state_of(operator, "w1")["pid"]) == ("drained", None)

@@ -18,6 +18,7 @@ import pytest
 from melld.daemon.preflight import WHAT_A_MODEL_IS
 from melld.demo_model import VOCABULARY, make_demo_model
 from tests.migrate.live import GREEDY, Operator, Stream
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.worker_faults import slowed
@@ -52,7 +53,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-async def until(condition: Any, deadline_s: float = 60.0) -> None:
+async def until(condition: Any, deadline_s: float = PATIENCE_S) -> None:
     """Look again and again, until it holds."""
     async with asyncio.timeout(deadline_s):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110  another process: asking is the only way
@@ -162,7 +163,7 @@ class TestWorkersLives:
             back = [worker for worker in ready() if worker["worker"] == victim["worker"]]
             return bool(back and back[0]["pid"] != victim["pid"] and back[0]["restarts"] >= 1)
 
-        await until(is_back, 150.0)
+        await until(is_back)
 
     async def test_a_stop_signal_lets_requests_end_then_tells_the_rest(
         self, own: DaemonProcess, manager: socket.socket
@@ -180,7 +181,7 @@ class TestWorkersLives:
                 await long
             assert await asyncio.to_thread(own.wait_end) == 0
             hear_until(manager, "STOPPING=1")
-            await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+            await until(lambda: all(is_gone(pid) for pid in pids))
 
 
 class TestEnds:
@@ -188,7 +189,7 @@ class TestEnds:
         """A typing error is told in words, not in a traceback."""
         wrong = ("--set", "model.vllm.max_model_length=3")
         with DaemonProcess(demo_model, "--device", "cpu:1", *wrong) as process:
-            assert process.wait_end(150.0) == 2
+            assert process.wait_end() == 2
         why = "vLLM has no such option; did you mean 'max_model_len'?"
         assert process.lines[-1:] == [f"melld serve: [model.vllm] max_model_length: {why}"]
 
@@ -204,7 +205,7 @@ class TestEnds:
             (tmp_path / file.name).write_bytes(file.read_bytes())
         (tmp_path / "model.safetensors").write_bytes(b"no weights")
         with DaemonProcess(tmp_path, "--device", "cpu:1") as process:
-            assert process.wait_end(150.0) == 1
+            assert process.wait_end() == 1
         assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 could not start: ")
 
     def test_an_encoder_alone_ends_it_with_its_reason(self, tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ class TestEnds:
         (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "SiglipImageProcessor"}')
         (tmp_path / "processor_config.json").write_text('{"processor_class": "SiglipProcessor"}')
         with DaemonProcess(tmp_path, "--device", "cpu:1", "--load-format", "dummy") as process:
-            assert process.wait_end(150.0) == 1
+            assert process.wait_end() == 1
         assert "could not start: ValueError: an encoder alone, as BERT is, keeps no KV" in process.lines[-1]
 
     def test_a_taken_port_is_told_at_once(self, demo_model: Path) -> None:

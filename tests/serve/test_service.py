@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from tests.api.http_client import COMPLETIONS, completion, request
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.serve.test_serve import answer, is_gone, until
@@ -63,7 +64,7 @@ def files_in(directory: Path) -> list[Path]:
 def ask(connection: socket.socket, key: str) -> str:
     """The status line for /v1/models on this connection, which is closed after it."""
     with connection:
-        connection.settimeout(60)
+        connection.settimeout(PATIENCE_S)
         head = f"GET /v1/models HTTP/1.1\r\nHost: melld\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
         connection.sendall(head.encode())
         return connection.makefile().readline()
@@ -165,5 +166,5 @@ async def test_workers_die_with_a_daemon_that_is_killed(service: Service) -> Non
         with pytest.raises((httpx.HTTPError, openai.APIError)):
             await answering
     service.daemon.wait_end()
-    await until(lambda: all(is_gone(pid) for pid in pids), 10.0)
+    await until(lambda: all(is_gone(pid) for pid in pids))
     assert files_in(service.temporary) == []

@@ -15,10 +15,11 @@ from tests import worker_faults
 from tests.api.http_client import request
 from tests.faults.reader import Reader
 from tests.forked import ForkedPython
+from tests.patience import PATIENCE_S
 
 
 def status(directory: Path) -> Any:
-    return json.loads(ControlClient([directory], answer_s=60.0).status())
+    return json.loads(ControlClient([directory], answer_s=PATIENCE_S).status())
 
 
 def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path) -> None:
@@ -45,4 +46,4 @@ def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path
         reader.wait_end()
         daemon.send_signal(signal.SIGHUP)  # the terminal's last word, for which it reads no configuration any more
         assert reader.ends == ["length"]
-        assert daemon.wait(60) == 0
+        assert daemon.wait(PATIENCE_S) == 0

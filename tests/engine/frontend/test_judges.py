@@ -21,6 +21,7 @@ from melld.engine.host import template
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConstraintRefused
 from tests.forked import ForkedTemplate
+from tests.patience import PATIENCE_S
 
 HEAVY = {"choice": [f"option {i:06d}" for i in range(50_000)]}
 """Takes ten seconds and more to compile."""
@@ -126,7 +127,7 @@ def test_what_nobody_waits_for_is_ended(court: Court) -> None:
             await asyncio.gather(heavy, queued, return_exceptions=True)
             assert await judges.judge(constraint(choice=["b"]), "a")
 
-    court.runner.run(asyncio.wait_for(scenario(), 60))
+    court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_another_client_is_judged_meanwhile(court: Court) -> None:
@@ -150,7 +151,7 @@ def test_another_client_is_judged_meanwhile(court: Court) -> None:
                 one.cancel()
             await asyncio.gather(*heavy, return_exceptions=True)
 
-    court.runner.run(asyncio.wait_for(scenario(), 60))
+    court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_two_that_want_the_same_wait_for_one_ruling(court: Court) -> None:
@@ -176,7 +177,7 @@ def test_a_judge_that_somebody_kills_is_replaced(court: Court) -> None:
             os.kill(pid, signal.SIGKILL)
             assert await judges.judge(constraint(choice=["d"]), "a")
 
-    court.runner.run(asyncio.wait_for(scenario(), 60))
+    court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_a_judge_that_is_stopped_is_replaced(court: Court) -> None:
@@ -189,7 +190,7 @@ def test_a_judge_that_is_stopped_is_replaced(court: Court) -> None:
             os.kill(pid, signal.SIGSTOP)
             assert await judges.judge(constraint(choice=["f"]), "a")
 
-    court.runner.run(asyncio.wait_for(scenario(), 60))
+    court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_a_judge_whose_end_is_not_known_yet_is_replaced(court: Court) -> None:
@@ -211,4 +212,4 @@ def test_a_judge_whose_end_is_not_known_yet_is_replaced(court: Court) -> None:
                 os.kill(court.template.pid, signal.SIGCONT)
             assert await asked
 
-    court.runner.run(asyncio.wait_for(scenario(), 60))
+    court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))

@@ -14,6 +14,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from melld.engine.frontend import prompt_logprobs
 from melld.engine.frontend.turns import Turns
+from tests.patience import PATIENCE_S
 
 ALTERNATIVES = 3
 POSITIONS = 50
@@ -119,8 +120,8 @@ def test_an_error_ends_its_request_and_no_other() -> None:
         held.states["long"].logprobs_processor.tokenizer = Broken()
         assert held.sift(output("long", 1, tensors()), output("a", 2)) == [("a", [2])]
         with pytest.raises(RuntimeError, match="no such token"):
-            await asyncio.wait_for(queue.get(), 20)
-        back = await asyncio.wait_for(held.back.get(), 20)
+            await asyncio.wait_for(queue.get(), PATIENCE_S)
+        back = await asyncio.wait_for(held.back.get(), PATIENCE_S)
         assert told(held.logprobs.sift(back)) == [("long", [1])]
         assert held.sift(output("long", 3)) == [("long", [3])]
 

@@ -122,7 +122,6 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
         *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
         env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT,
-        timeout=170,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]

@@ -11,6 +11,7 @@ import pytest
 
 from melld.engine.host import fate as fates
 from melld.engine.host.fate import Fate, end_in_words, is_stopped
+from tests.patience import PATIENCE_S
 
 WAITS = """
 import signal, sys
@@ -34,7 +35,7 @@ def ended_by(number: signal.Signals) -> int:
     with started() as process:
         process.send_signal(number)
         try:
-            return process.wait(30)
+            return process.wait(PATIENCE_S)
         finally:
             process.kill()
 
@@ -76,7 +77,7 @@ def test_one_that_was_stopped_was_silent_for_that() -> None:
         hung = Fate()
         hung.about_to_kill(process.pid)
         process.send_signal(signal.SIGSTOP)
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENCE_S
         while not is_stopped(process.pid):
             assert time.monotonic() < deadline_s
         stopped = Fate()

@@ -16,6 +16,7 @@ from melld.engine.host.forks import Birth, Forks
 from melld.engine.host.lines import OutputLines
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import MAX_MESSAGE_BYTES, SpawnWorker, WorkerSpec
+from tests.patience import PATIENCE_S
 
 
 def a_process_that_has_ended() -> subprocess.Popen[bytes]:
@@ -45,7 +46,7 @@ async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> 
     template.spawn(Birth(lambda _pid: None, lambda _code, cause: told.set_result(cause)), spec, (0, 0))
     assert template.pid is not None
     harm(template.pid)
-    return await asyncio.wait_for(told, 60)
+    return await asyncio.wait_for(told, PATIENCE_S)
 
 
 async def test_a_template_that_cannot_begin_is_told_with_its_last_word() -> None:

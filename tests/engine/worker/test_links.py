@@ -12,6 +12,7 @@ from melld.engine.worker.links import Links, LinkTried, Shared
 from melld.migrate.transports.choose import OpenedLink
 from melld.migrate.transports.layout import KvLayout
 from melld.migrate.transports.transport import Link, TransportFailed
+from tests.patience import PATIENCE_S
 
 
 class StuckLink(Link):
@@ -30,9 +31,9 @@ def test_a_link_that_does_not_close_in_order_is_closed_all_the_same(caplog: pyte
     residency: Any = SimpleNamespace(borrow_scratch=lambda _: [], return_scratch=lambda _: None)
     links = Links(Shared(), CopyRules(), residency, tried.put, said.put)
     links.open("w1", b"")
-    number = tried.get(timeout=10).number
+    number = tried.get(timeout=PATIENCE_S).number
     links.tried(LinkTried("w1", number, [], OpenedLink("cuda_peer", StuckLink(), 1.0), ""))
-    assert said.get(timeout=10) == wire.LinkOpened(peer="w1", transport="cuda_peer", bytes_per_s=1.0)
+    assert said.get(timeout=PATIENCE_S) == wire.LinkOpened(peer="w1", transport="cuda_peer", bytes_per_s=1.0)
     links.close("w1")
-    assert said.get(timeout=10) == wire.LinkClosed("w1")
+    assert said.get(timeout=PATIENCE_S) == wire.LinkClosed("w1")
     assert "the memory of w1 was not unmapped: cuda: cudaIpcCloseMemHandle" in caplog.text

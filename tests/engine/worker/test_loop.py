@@ -10,8 +10,7 @@ import pytest
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.main import EngineLoop, reason_of
-
-DEADLINE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def test_an_idle_worker_that_is_told_to_stop_with_other_news_stops_at_once() -> None:
@@ -24,7 +23,7 @@ def test_an_idle_worker_that_is_told_to_stop_with_other_news_stops_at_once() -> 
         parts.inbox.put(message)
     serving = threading.Thread(target=loop.serve, daemon=True)
     serving.start()
-    serving.join(DEADLINE_S)
+    serving.join(PATIENCE_S)
     assert not serving.is_alive()
     parts.links.close.assert_called_once_with("w1")
 

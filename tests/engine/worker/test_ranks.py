@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.forked import ForkedPython
+from tests.patience import PATIENCE_S
 
 MAIN = """
 import os, subprocess
@@ -25,6 +26,6 @@ def test_a_worker_ends_as_its_rank_did(number: int) -> None:
     worker = ForkedPython([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert worker.stdout is not None
     os.kill(int(worker.stdout.readline()), number)
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == -number
     assert said.decode().splitlines()[-1] == f"rank 1 of this worker has ended by signal {int(number)}"

@@ -25,9 +25,9 @@ from melld.engine.worker.writer import write_frame
 from melld.ids import NO_EVENT
 from melld.migrate import messages as say
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, Via
+from tests.patience import PATIENCE_S
 
 PONG = wire.Pong(busy_s=0.0)
-DEADLINE_S = 30.0
 WireUp = Callable[[Callable[..., Any]], "Wired"]
 
 
@@ -82,23 +82,23 @@ def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: Wire
     compiled = threading.Event()
 
     def compile_slowly(core_request: bytes) -> Any:
-        assert compiled.wait(DEADLINE_S)
+        assert compiled.wait(PATIENCE_S)
         return made(core_request)
 
     wired = wired_to(compile_slowly)
     wired.send(wire.AddRequest(request="slow", lease=1), b"")
     wired.send(wire.Ping(time.monotonic()))
-    assert wired.said.get(timeout=DEADLINE_S) == PONG
+    assert wired.said.get(timeout=PATIENCE_S) == PONG
     assert wired.inbox.empty()
     compiled.set()
-    assert isinstance(wired.inbox.get(timeout=DEADLINE_S), Admitted)
+    assert isinstance(wired.inbox.get(timeout=PATIENCE_S), Admitted)
 
 
 def test_a_worker_knows_the_daemons_time(wired_to: WireUp) -> None:
     """Also on another machine, whose monotonic clock is any other: arrivals are told by the daemon's."""
     wired, begun_s, daemon_s = wired_to(made), time.monotonic(), 1e6
     wired.send(wire.Ping(daemon_s))
-    assert wired.said.get(timeout=DEADLINE_S) == PONG
+    assert wired.said.get(timeout=PATIENCE_S) == PONG
     now_s = wired.pulse.daemon_s()
     assert daemon_s <= now_s <= daemon_s + time.monotonic() - begun_s
 
@@ -109,8 +109,8 @@ def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
     wired.send(wire.AddRequest(request="r1", lease=1), b"")
     abort = wire.AbortRequests(requests=["r1"])
     wired.send(abort)
-    assert isinstance(wired.inbox.get(timeout=DEADLINE_S), Admitted)
-    assert wired.inbox.get(timeout=DEADLINE_S) == abort
+    assert isinstance(wired.inbox.get(timeout=PATIENCE_S), Admitted)
+    assert wired.inbox.get(timeout=PATIENCE_S) == abort
 
 
 def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) -> None:
@@ -118,7 +118,7 @@ def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) 
     wired = wired_to(made)
     for abort in (wire.AbortRequests(["back"], may_return=True), wire.AbortRequests(["gone"])):
         wired.send(abort)
-        assert wired.inbox.get(timeout=DEADLINE_S) == abort
+        assert wired.inbox.get(timeout=PATIENCE_S) == abort
     assert (wired.aborts.get_nowait(), wired.aborts.empty()) == (["gone"], True)
 
 
@@ -131,12 +131,12 @@ def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -
     wired = wired_to(refuse)
     wired.send(wire.AddRequest(request="r1", lease=1, cause=7), b"no request")
     rejected = wire.RequestRejected(request="r1", reason="RuntimeError: no such grammar", cause=7)
-    assert wired.said.get(timeout=DEADLINE_S) == rejected
+    assert wired.said.get(timeout=PATIENCE_S) == rejected
     wired.send(wire.ResumeRequest(request="r2", lease=1), b"no request")
-    assert isinstance(wired.said.get(timeout=DEADLINE_S), wire.RequestTaken)
-    assert wired.said.get(timeout=DEADLINE_S).request == "r2"
+    assert isinstance(wired.said.get(timeout=PATIENCE_S), wire.RequestTaken)
+    assert wired.said.get(timeout=PATIENCE_S).request == "r2"
     wired.send(wire.StopWorker())
-    assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+    assert wired.inbox.get(timeout=PATIENCE_S) == wire.StopWorker()
 
 
 def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it(wired_to: WireUp) -> None:
@@ -148,9 +148,9 @@ def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it
     wired = wired_to(made)
     wired.send(wire.AddRequest(request="r1", lease=0, cause=7), b"")
     unable, nobody = cast("Any", SimpleNamespace(admit=refuse)), cast("Any", None)
-    Requests(unable, nobody, nobody, wired.said.put).admit(wired.inbox.get(timeout=DEADLINE_S))
+    Requests(unable, nobody, nobody, wired.said.put).admit(wired.inbox.get(timeout=PATIENCE_S))
     reason = MoveRefusal.LORA_ABSENT.value
-    assert wired.said.get(timeout=DEADLINE_S) == wire.RequestRejected(request="r1", reason=reason, cause=7)
+    assert wired.said.get(timeout=PATIENCE_S) == wire.RequestRejected(request="r1", reason=reason, cause=7)
 
 
 def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
@@ -162,12 +162,12 @@ def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
     wired = wired_to(fail)
     reserve = say.ReserveBlocks(move=1, number=1, request="r1", cause=7, token_capacity=1)
     wired.send(reserve, b"", msgspec.msgpack.encode([7]))
-    failed = wired.said.get(timeout=DEADLINE_S)
+    failed = wired.said.get(timeout=PATIENCE_S)
     assert isinstance(failed, say.CommandFailed)
     assert (failed.reason, failed.cause) == ("not like this", 7)
     attach = say.AttachRequest(move=1, number=2, request="r1", source="w0", via=Via.KV, lease=1)
     wired.send(attach, b"no snapshot")
-    assert wired.said.get(timeout=DEADLINE_S).number == 2
+    assert wired.said.get(timeout=PATIENCE_S).number == 2
 
 
 class Compiling:
@@ -190,9 +190,9 @@ def test_no_request_waits_for_the_grammar_of_another(wired_to: WireUp) -> None:
     cancel = say.CancelReservation(move=2, number=5, request="other", lease=1)
     wired.send(reserve, b"structured", tokens)
     wired.send(cancel)
-    assert wired.inbox.get(timeout=DEADLINE_S) == cancel
+    assert wired.inbox.get(timeout=PATIENCE_S) == cancel
     vllm.grammars[b"structured"].set_result(None)
-    assert wired.inbox.get(timeout=DEADLINE_S).command == reserve
+    assert wired.inbox.get(timeout=PATIENCE_S).command == reserve
 
 
 @pytest.mark.parametrize(
@@ -206,15 +206,15 @@ def test_who_leaves_before_its_grammar_is_compiled_does_not_come(wired_to: WireU
     wired.send(say.ReserveBlocks(move=1, number=1, request="r1", token_capacity=1), b"first", tokens)
     wired.send(end)
     wired.send(wire.ResumeRequest(request="r1", lease=2), b"again", tokens)
-    assert wired.inbox.get(timeout=DEADLINE_S) == end
-    assert isinstance(wired.said.get(timeout=DEADLINE_S), wire.RequestTaken)
+    assert wired.inbox.get(timeout=PATIENCE_S) == end
+    assert isinstance(wired.said.get(timeout=PATIENCE_S), wire.RequestTaken)
     wired.send(wire.StopWorker())
-    assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+    assert wired.inbox.get(timeout=PATIENCE_S) == wire.StopWorker()
     for grammar in vllm.grammars.values():
         grammar.set_result(None)
-    assert wired.inbox.get(timeout=DEADLINE_S).lease == 2
+    assert wired.inbox.get(timeout=PATIENCE_S).lease == 2
     wired.send(wire.StopWorker())
-    assert wired.inbox.get(timeout=DEADLINE_S) == wire.StopWorker()
+    assert wired.inbox.get(timeout=PATIENCE_S) == wire.StopWorker()
 
 
 def test_a_late_cancellation_of_a_move_leaves_who_has_come_back_since(wired_to: WireUp) -> None:
@@ -227,9 +227,9 @@ def test_a_late_cancellation_of_a_move_leaves_who_has_come_back_since(wired_to: 
     wired.send(cancels[0])
     wired.send(wire.ResumeRequest(request="r1", lease=2), b"again", tokens)
     wired.send(cancels[1])
-    assert [wired.inbox.get(timeout=DEADLINE_S) for _ in cancels] == cancels
+    assert [wired.inbox.get(timeout=PATIENCE_S) for _ in cancels] == cancels
     vllm.grammars[b"again"].set_result(None)
-    assert wired.inbox.get(timeout=DEADLINE_S).lease == 2
+    assert wired.inbox.get(timeout=PATIENCE_S).lease == 2
 
 
 @pytest.mark.parametrize("ends", ["a copy", "a step"])
@@ -265,6 +265,6 @@ def work(): raise ValueError("the stream is out of step")
 threading.Thread(target=vital(work)).start()
 threading.Event().wait(30)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "ValueError: the stream is out of step"

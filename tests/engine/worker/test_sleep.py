@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.migrate.live import GREEDY, Operator, Stream
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
 from tests.worker_faults import slowed
@@ -25,7 +26,7 @@ class Sleeper:
         self.daemon = daemon
         self.operator = Operator(daemon)
 
-    def wait(self, holds: Callable[[dict[str, Any]], bool], deadline_s: float = 90.0) -> dict[str, Any]:
+    def wait(self, holds: Callable[[dict[str, Any]], bool], deadline_s: float = PATIENCE_S) -> dict[str, Any]:
         """The workers by name, once this holds of them."""
 
         def all_of(status: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from melld.migrate.transports.layout import layout_of
 from melld.migrate.transports.shared_memory import SharedMemoryLink
 from melld.migrate.transports.transport import Puller, Wait
 from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
+from tests.patience import PATIENCE_S
 
 
 class CompilationFailed(Exception):
@@ -25,7 +26,7 @@ class GatedLink(SharedMemoryLink):
     failure: Exception | None = None
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        assert self.gate.acquire(timeout=10)
+        assert self.gate.acquire(timeout=PATIENCE_S)
         if self.failure is not None:
             raise self.failure
         return super().begin(source_blocks, destination_blocks)
@@ -48,7 +49,7 @@ class Bench:
         self.link.gate.release(pieces)
 
     def hear(self) -> CopyDone:
-        return self.heard.get(timeout=10)
+        return self.heard.get(timeout=PATIENCE_S)
 
 
 @pytest.fixture

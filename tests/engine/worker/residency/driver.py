@@ -18,6 +18,7 @@ import msgspec
 
 from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
 from tests.forked import ROOT, ForkedPython
+from tests.patience import PATIENCE_S
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -92,7 +93,7 @@ class WorkerProxy:
         try:
             good, value = self._pipe.recv()
         except EOFError as error:
-            raise WorkerFailed(f"the process ended with {self.process.wait(10)}") from error
+            raise WorkerFailed(f"the process ended with {self.process.wait(PATIENCE_S)}") from error
         if not good:
             if isinstance(value, Exception):
                 raise value
@@ -105,7 +106,7 @@ class WorkerProxy:
         with contextlib.suppress(OSError):
             self._pipe.send(("stop", ()))
         try:
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

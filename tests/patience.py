@@ -1,0 +1,10 @@
+"""How long a test waits for what must come before it gives up: one setting, generous, as a wait that succeeds is short.
+
+Limits that are promises of the product do not stand here.
+"""
+
+import os
+
+PATIENCE_S = 300.0 * float(os.environ.get("MELLD_TEST_PATIENCE", "1"))
+TEST_S = 4 * PATIENCE_S
+"""A whole test with its fixtures: more than one wait may be long on a busy machine."""
