@@ -88,9 +88,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The CPU build has no torchvision.
-$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
+$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt locks/torch-cuda.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 2)"
-	@$(INSTALL) -r locks/torch-cpu.txt 2>/dev/null || $(INSTALL) --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
+	@$(INSTALL) -r locks/torch-cpu.txt 2>/dev/null || \
+	 $(INSTALL) --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt 2>/dev/null || \
+	 { echo "melld: it is not to be had; the CUDA build, 3 GB, computes on the CPU too"; $(LOCKED) locks/torch-cuda.txt; }
 	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 2)"
 	@$(LOCKED) locks/cpu.txt
 	@$(INSTALL) --no-build-isolation -e .
