@@ -2,7 +2,8 @@
 
 A promise: room that moves make on a worker is kept for the large head of the line.
 
-    none ─made─► standing ─► none      placed, gone, too many of its moves aborted, or `MOST_S` over
+    none ─made─► standing ─► none      placed, gone, too many of its moves aborted, `MOST_S` over, or one of its priority
+                                       has lost its worker and goes first
 
 Meanwhile others may pass it, into any other room.  At most one stands at a time.
 
@@ -77,7 +78,7 @@ class Promises:
         waits = request.state is RequestState.WAITING and self._cluster.requests.get(request.id) is request
         lasts = self._cluster.now_s <= self._until_s and self._aborted < MOST_ABORTED
         has_room = is_alive and worker.state is Duty.ACTIVE and request.kv_bytes <= worker.capacity_bytes
-        if waits and lasts and has_room:
+        if waits and lasts and has_room and self._cluster.waiting.goes_first(request):
             return request
         self._request = self._worker = None
         return None

@@ -140,6 +140,11 @@ class WaitingQueue:
             return firsts[0].id
         return min(firsts, key=lambda request: (self.share.served_bytes(request.client), request.sequence)).id
 
+    def goes_first(self, request: Request) -> bool:
+        """Return True if no request of its priority that lost its worker goes before this waiting one."""
+        displaced = self._equals[request.priority].displaced
+        return not displaced or displaced[0] is request
+
     def last(self, now_s: float) -> Request:
         """Return the request to shed: of the least urgent the newest of the client with the most of that priority."""
         return _newest(max(self._lines(), key=lambda line: self._order_to_shed(line, now_s)))

@@ -159,3 +159,13 @@ def test_the_promise_of_a_dead_worker_ends_whatever_its_successor_is() -> None:
     scheduler.handle(e.EpochStarted(0.3))
     assert scheduler._queueing.promises._request is None
     assert dead not in scheduler.cluster.room.tightest(0)
+
+
+def test_a_promise_gives_way_to_a_request_that_lost_its_worker() -> None:
+    """Nobody starves: a stream that was cut goes on before a newcomer begins, also into room made for that."""
+    scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(priorities=Priorities(hole_s=2.0)))
+    lay_out(scheduler, {"cut": 999}, {"c": 500}, {"d": 500, "e": 340})
+    assert promised(queue(scheduler, "large", 501))
+    scheduler.handle(e.WorkerDown(0.1, WorkerId("w0")))
+    back = scheduler.handle(e.WorkerUp(0.1, WorkerId("w0"), 1000, 8))
+    assert placed(back) == {"cut": "w0"}
