@@ -52,8 +52,8 @@ D  cli  cli.*  __main__
 """
 
 IMPURE_TEXT = """
-aiohttp asyncio logging multiprocessing os pynvml selectors signal socket subprocess threading time torch transformers
-vllm zmq
+aiohttp asyncio logging multiprocessing os psutil pynvml selectors signal socket subprocess threading time torch
+transformers vllm zmq
 """
 IMPURE = frozenset(IMPURE_TEXT.split())
 HEAVY = frozenset({"torch", "transformers", "vllm", "ray", "cryptography", "grpc"})

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from melld.kvstore.device_reading import DeviceState
 from melld.kvstore.process_meter import ProcessMeter, with_children
@@ -42,27 +41,19 @@ def test_a_process_that_has_ended_is_lost_even_before_it_is_reaped() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert (meter.read().state, meter.read().reason) == (DeviceState.LOST, "process: has ended")
     child.communicate()
-    assert meter.read().reason == "process: No such file or directory"
+    assert (meter.read().state, meter.read().reason) == (DeviceState.LOST, "process: has ended")
 
 
-def test_a_name_with_brackets_and_spaces_does_not_confuse_it(tmp_path: Path) -> None:
-    """A process may call itself anything: `stat` puts the name, unescaped, in front of the numbers."""
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "statm").write_text("9 5 1 1 0 1 0\n")
-    times = " ".join(["0"] * 10 + ["150", "50"] + ["0"] * 30)
-    (tmp_path / "7" / "stat").write_text(f"7 (evil ) Z 1) S {times}\n")
-    reading = ProcessMeter(7, tmp_path).read()
-    assert reading.state is DeviceState.OK
-    assert reading.used_bytes == 5 * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_a_child_that_ends_as_it_is_looked_at_is_no_lost_worker(tmp_path: Path) -> None:
+def test_a_child_that_ends_as_it_is_looked_at_is_no_lost_worker() -> None:
     """A worker may run a compiler: the moment when that has ended is not one without the worker."""
-    (tmp_path / "7" / "task" / "7").mkdir(parents=True)
-    (tmp_path / "7" / "task" / "7" / "children").write_text("8 ")
-    (tmp_path / "7" / "statm").write_text("9 5 1 1 0 1 0\n")
-    (tmp_path / "7" / "stat").write_text(f"7 (worker) S {' '.join(['0'] * 40)}\n")
-    assert ProcessMeter(7, tmp_path).read().state is DeviceState.OK
+    code = "import subprocess; print(flush=True)\nwhile True: subprocess.run(['/bin/true'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        meter = ProcessMeter(worker.pid)
+        states = {meter.read().state for _ in range(500)}
+        worker.kill()
+    assert states == {DeviceState.OK}
 
 
 def test_what_a_workers_ranks_take_counts_as_its_own() -> None:

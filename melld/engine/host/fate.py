@@ -1,6 +1,6 @@
 """Tells a worker's own failure from an end that came from outside, for which no request is to blame.
 
-Reads /proc.  What cannot be known counts as the worker's own failure.
+What cannot be known counts as the worker's own failure.
 
     a signal that no process sends itself (SIGTERM, SIGHUP, SIGQUIT)      from outside
     SIGKILL, and the kernel has killed nothing for lack of memory since   from outside
@@ -13,7 +13,9 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from melld.kvstore.process_meter import with_children
+import psutil
+
+from melld.kvstore.process_meter import UNREADABLE, with_children
 
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
 _REASON = re.compile(r"([\w.]*(Error|Exception|Interrupt|Exit)\b|Fatal |terminate called|what\(\):|\S+: error)")
@@ -97,6 +99,6 @@ def memory_kills() -> int | None:
 def is_stopped(pid: int) -> bool:
     """Return True if the process is stopped (SIGSTOP)."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except UNREADABLE:
         return False

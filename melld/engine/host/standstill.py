@@ -1,6 +1,6 @@
 """Tells a process that gets on, however slowly, from one that stands still.
 
-Owns what was last seen of it.  Reads /proc, never touches the process.
+Owns what was last seen of it.  Never touches the process.
 
     it is stopped (SIGSTOP) and has not computed since the last look      `stopped_looks`
     neither it nor any process that it made has computed or read          `idle_looks`
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
-from melld.kvstore.process_meter import with_children
+from melld.kvstore.process_meter import UNREADABLE, made_by, with_children
 
-_PROC = Path("/proc")
-_Counters = tuple[int, int]
+_Counters = tuple[float, int]
 Reach = Literal["itself", "ranks", "all"]
 """Which processes are looked at: with those that it has forked, or all that came of it, which takes a millisecond."""
 
@@ -47,7 +47,7 @@ class Onlooker:
         found = {pid: seen for pid in pids if (seen := _read(pid)) is not None}
         still = {pid for pid, (_, counters) in found.items() if counters == self._counters.get(pid)}
         self._counters = {pid: counters for pid, (_, counters) in found.items()}
-        is_stopped = any(found[pid][0] == "T" for pid in still.intersection(near))
+        is_stopped = any(found[pid][0] == psutil.STATUS_STOPPED for pid in still.intersection(near))
         is_idle = bool(found) and len(still) == len(found)
         self._seen = Standstill(
             self._seen.stopped_looks + 1 if is_stopped else 0, self._seen.idle_looks + 1 if is_idle else 0
@@ -59,22 +59,21 @@ def _descendants(pids: Iterable[int]) -> Iterator[int]:
     """Yield what these processes have made, and what those have: compilers, say."""
     waiting = list(pids)
     while waiting:
-        for thread in (_PROC / f"{waiting.pop()}/task").glob("*"):
-            try:
-                made = [int(pid) for pid in (thread / "children").read_text().split()]
-            except OSError:
-                continue
-            yield from made
-            waiting += made
+        pid = waiting.pop()
+        try:
+            threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+        except OSError:  # it has ended
+            continue
+        made = [child for thread in threads for child in made_by(pid, thread)]
+        yield from made
+        waiting += made
 
 
 def _read(pid: int) -> tuple[str, _Counters] | None:
     """Return the process's state, and counters of what it has computed and read; None if they cannot be read."""
     try:
-        # After the name in brackets: state, 8 others, majflt, another, utime, stime.
-        stat = (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
-        io = dict(line.split(": ") for line in (_PROC / f"{pid}/io").read_text().splitlines())
-    except OSError:
+        with (process := psutil.Process(pid)).oneshot():
+            times, io = process.cpu_times(), process.io_counters()
+            return process.status(), (times.user + times.system, io.read_chars + io.read_bytes)
+    except UNREADABLE:
         return None
-    computed = int(stat[9]) + int(stat[11]) + int(stat[12])
-    return stat[0], (computed, int(io["rchar"]) + int(io["read_bytes"]))

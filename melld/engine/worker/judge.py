@@ -13,10 +13,10 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 from setproctitle import setproctitle
 
 from melld.engine.frontend.schema import Budget, check_schema
@@ -134,8 +134,6 @@ def _one_line(error: Exception) -> str:
 
 
 def _limit_memory() -> None:
-    status = Path("/proc/self/status").read_text()
-    data_bytes = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
-    most = data_bytes + MEMORY_BYTES
+    most = psutil.Process().memory_info().data + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

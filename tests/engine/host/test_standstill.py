@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from melld.engine.host.standstill import Onlooker
+from melld.engine.host.standstill import Onlooker, Standstill
 
 LOOK_S, LOOKS = 0.3, 5
 """A tick of processor time, which is what is seen of it, takes 0.01 s."""
@@ -37,8 +38,10 @@ def running(code: str) -> Iterator[int]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield process.pid
-        os.killpg(process.pid, signal.SIGKILL)
+        try:
+            yield process.pid
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def looks(pid: int) -> tuple[int, int]:
@@ -80,3 +83,34 @@ def test_a_process_that_is_gone_is_not_idle() -> None:
     with running(SLEEPS) as pid:
         pass
     assert looks(pid) == (0, 0)
+
+
+BEARS = """
+import subprocess, sys, threading
+print(flush=True)
+def bear():
+    while True: subprocess.run(["/bin/true"])
+for _ in range(3): threading.Thread(target=bear).start()
+"""
+
+
+def test_children_that_end_while_they_are_looked_at_are_no_fault() -> None:
+    """A load runs compilers by the dozen: the daemon must not stumble over one that has just ended."""
+    with running(BEARS) as pid:
+        onlooker = Onlooker(pid, "all")
+        end_s = time.process_time() + 1.5
+        while time.process_time() < end_s:
+            onlooker.look()
+
+
+def test_a_process_that_ends_in_mid_look_is_no_fault() -> None:
+    """Between two files of /proc any process may be gone, and its parent may not have waited for it yet."""
+    for code in ("print(flush=True)", "import os; print(flush=True); os._exit(0)"):
+        for _ in range(20):
+            with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                onlooker = Onlooker(process.pid, "all")
+                while process.poll() is None:
+                    onlooker.look()
+            assert onlooker.look() == Standstill()
