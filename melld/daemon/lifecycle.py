@@ -108,7 +108,7 @@ class Daemon:
 
     async def _start(self) -> bool:
         """Start the workers beside the front ends' imports; return False if told to stop meanwhile."""
-        progress = preflight.StartProgress(self._places, self._say)
+        progress = preflight.StartProgress(self._places, self._say, self._parts.template.progress)
         progress.begun(self.config)
         saying = asyncio.ensure_future(progress.run())
         starting = asyncio.ensure_future(self._start_both(progress))

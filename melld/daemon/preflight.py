@@ -248,11 +248,14 @@ def ready_text(
 
 
 class StartProgress:
-    """The progress of one start of the daemon."""
+    """The progress of one start of the daemon.  `imports` says how far those of the workers' template are."""
 
-    def __init__(self, places: Callable[[], Collection[Place]], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, places: Callable[[], Collection[Place]], say: Callable[[str], None], imports: Callable[[], str]
+    ) -> None:
         self._places = places
         self._say = say
+        self._imports = imports
         self._began_s = time.monotonic()
         self._awaited = 0
 
@@ -284,7 +287,7 @@ class StartProgress:
         if joined < self._awaited:
             return f"waiting for machines to join ({joined} of {self._awaited})"
         parts = [f"{', '.join(workers)} {doing}" for doing, workers in by_doing.items()]
-        return "; ".join(parts) or "preparing the API"
+        return "; ".join(filter(None, ["; ".join(parts) or "preparing the API", self._imports()]))
 
     @property
     def _elapsed_s(self) -> float:

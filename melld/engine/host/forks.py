@@ -27,6 +27,7 @@ from melld.engine.wire.spec import (
     FromTemplate,
     Program,
     SpawnWorker,
+    TemplateImporting,
     WorkerExited,
     WorkerForked,
     WorkerSpec,
@@ -82,6 +83,8 @@ class Forks:
         """What the template's socket had no room for, its descriptors, and what closes them."""
         self._births: dict[int, Birth] = {}
         self._unwanted: set[int] = set()
+        self.imported: TemplateImporting | None = None
+        """What it last said of its imports, until it forks."""
         self._numbers = 0
         self._fate = Fate()
         self._looking: asyncio.TimerHandle | None = None
@@ -161,6 +164,8 @@ class Forks:
             return
         message = msgspec.msgpack.decode(packet, type=FromTemplate)
         match message:
+            case TemplateImporting():
+                self.imported = message
             case WorkerForked():
                 self._forked(message)
             case WorkerExited():
@@ -169,6 +174,7 @@ class Forks:
                     self._exited(self._births[message.number], message.exit_code, "")
 
     def _forked(self, message: WorkerForked) -> None:
+        self.imported = None
         if message.number in self._unwanted:
             _kill(message.pid)
             return

@@ -3,6 +3,7 @@
 Owns its starts; `forks` has what one run of it makes.  `melld.engine.worker.template` runs in it.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -11,9 +12,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from melld.engine.host.forks import Birth, Forks
 from melld.engine.host.lines import OutputLines
 from melld.engine.wire.spec import Program, WorkerSpec
+from melld.kvstore.process_meter import UNREADABLE
 
 log = logging.getLogger("melld.template")
 BEGIN = (
@@ -35,6 +39,16 @@ class TemplateProcess:
     def pid(self) -> int | None:
         """Process id of the template; None while there is none."""
         return self._forks.pid if self._forks is not None else None
+
+    def progress(self) -> str:
+        """Say how far its imports are; empty once it forks, or before it has said anything."""
+        if self._forks is None or (seen := self._forks.imported) is None:
+            return ""
+        read = ""
+        with contextlib.suppress(*UNREADABLE):
+            io = psutil.Process(self._forks.pid).io_counters()
+            read = f", {max(io.read_chars, io.read_bytes) >> 20:,} MiB read"
+        return f"{seen.done} of {seen.parts} parts imported, {seen.modules:,} modules{read}"
 
     def spawn(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, ...], program: Program = "main") -> None:
         """Have a process forked that runs `program`.

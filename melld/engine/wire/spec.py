@@ -106,4 +106,12 @@ class WorkerExited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     exit_code: int
 
 
-FromTemplate = WorkerForked | WorkerExited
+class TemplateImporting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The template has imported so many of its `parts`, and with them so many modules.  It forks when all are done."""
+
+    done: int
+    parts: int
+    modules: int
+
+
+FromTemplate = WorkerForked | WorkerExited | TemplateImporting

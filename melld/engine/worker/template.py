@@ -17,10 +17,12 @@ import selectors
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from typing import Self
 
 import msgspec
+import psutil
 from setproctitle import setproctitle
 
 from melld.engine.wire import spec as wire
@@ -52,6 +54,7 @@ IMPORTS = (
     "melld.engine.worker.judge",
     "melld.engine.worker.parts",
 )
+TELL_MODULES = 50
 IMPORTS_OF_KIND = {
     "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.v1.attention.backends.cpu_attn"),
     "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"),
@@ -65,18 +68,25 @@ def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     gc.disable()
-    preload(device_kind)
+    with ImportProgress(partial(tell, control), len(parts_of(device_kind))) as progress:
+        preload(device_kind, progress.part_done)
     gc.collect()
     gc.freeze()  # no child's collector then visits, and so copies, these pages
     gc.enable()
     Template(control).serve()
 
 
-def preload(device_kind: str) -> None:
+def parts_of(device_kind: str) -> tuple[str, ...]:
+    """Return what workers on such devices import."""
+    return (*IMPORTS, *IMPORTS_OF_KIND[device_kind])
+
+
+def preload(device_kind: str, part_done: Callable[[], None] = lambda: None) -> None:
     """Import what workers need, without a CUDA context and without a thread."""
-    for name in (*IMPORTS, *IMPORTS_OF_KIND[device_kind]):
+    for name in parts_of(device_kind):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+        part_done()
     if device_kind == "cpu":
         override_kernels()
         configure_logging()
@@ -109,7 +119,7 @@ def configure_logging() -> None:
 
 def has_one_thread() -> bool:
     """Return True if this process has one thread: a forked child has only the thread that forked."""
-    return len(list(Path("/proc/self/task").iterdir())) == 1
+    return bool(psutil.Process().num_threads() == 1)
 
 
 def may_use_gpu() -> bool:
@@ -131,6 +141,42 @@ def begin(program: wire.Program, spec_bytes: bytes, descriptor: int) -> None:
     spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
     os.environ.update(spec.environment)
     importlib.import_module(f"melld.engine.worker.{program}").main(spec, socket.socket(fileno=descriptor))
+
+
+class ImportProgress:
+    """Says how far the imports are, while the block runs: an importer that is asked for every module and has none."""
+
+    def __init__(self, say: Callable[[wire.TemplateImporting], None], parts: int) -> None:
+        self._say = say
+        self._parts = parts
+        self._done = self._told = 0
+
+    def __enter__(self) -> Self:
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, *_: object) -> None:
+        """Find nothing; say how many modules there are when many have come."""
+        if len(sys.modules) >= self._told + TELL_MODULES:
+            self._tell()
+
+    def part_done(self) -> None:
+        """Note that one more part is imported."""
+        self._done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._told = len(sys.modules)
+        self._say(wire.TemplateImporting(done=self._done, parts=self._parts, modules=self._told))
+
+
+def tell(control: socket.socket, message: wire.FromTemplate) -> None:
+    """Send a message to the daemon; if that is gone, this process ends with it."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.send(msgspec.msgpack.encode(message))
 
 
 class Template:
@@ -166,7 +212,7 @@ class Template:
             os.write(descriptors[1], f"OSError: {error}\n".encode())
             for descriptor in descriptors:
                 os.close(descriptor)
-            self._tell(wire.WorkerExited(number=asked.number, exit_code=1))
+            tell(self._control, wire.WorkerExited(number=asked.number, exit_code=1))
             return
         if pid == 0:
             vital(partial(self._become, asked, descriptors, template_pid, is_whole))()
@@ -176,7 +222,7 @@ class Template:
         end = os.pidfd_open(pid)
         self._children[end] = (asked.number, pid)
         self._selector.register(end, selectors.EVENT_READ)
-        self._tell(wire.WorkerForked(number=asked.number, pid=pid))
+        tell(self._control, wire.WorkerForked(number=asked.number, pid=pid))
 
     def _become(self, asked: wire.SpawnWorker, descriptors: list[int], template_pid: int, is_whole: bool) -> None:
         """Become the program, in the child."""
@@ -201,10 +247,4 @@ class Template:
         self._selector.unregister(end)
         os.close(end)
         _, status = os.waitpid(pid, 0)
-        self._tell(wire.WorkerExited(number=number, exit_code=os.waitstatus_to_exitcode(status)))
-
-    def _tell(self, message: wire.FromTemplate) -> None:
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the daemon is gone, and this process ends with it
-            self._control.send(msgspec.msgpack.encode(message))
+        tell(self._control, wire.WorkerExited(number=number, exit_code=os.waitstatus_to_exitcode(status)))
