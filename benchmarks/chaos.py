@@ -38,6 +38,15 @@ def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> t
     return {"tally": dict(sorted(played.tally.items())), "moves": moves, "back_s": back_s}, played.wrong
 
 
+def too_many_deaths(lines: list[str], tally: dict[str, int]) -> list[str]:
+    """Count the workers that died, and those that melld took for hung; return a complaint if nobody had harmed some."""
+    stopped = sum(count for what, count in tally.items() if what.startswith("STOP "))
+    harmed = stopped + sum(count for what, count in tally.items() if what.startswith("KILL "))
+    hung, died = (sum(text in line for line in lines) for text in ("hangs, killing it", "is gone: "))
+    print(f"taken for hung {hung}, stopped {stopped}; died {died}, harmed {harmed}")
+    return [f"{hung} hung, {died} dead, but {stopped} stopped, {harmed} harmed"] * (hung > stopped or died > harmed)
+
+
 def matrix(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Play every loss from the `--first`th on, while there is time; return what happened, and what should not have."""
     bench = Bench(daemon, faults)
@@ -89,6 +98,8 @@ def main() -> int:
             pids = [worker["pid"] for worker in Operator(daemon).status()["workers"]]
             ended = daemon.stop()
     left = orphans(pids)
+    if not asked.matrix:
+        wrong += too_many_deaths(daemon.lines, happened["tally"])
     for kind, found in happened.items():
         print(kind, json.dumps(found) if kind != "back_s" else len(found))
     print(f"{took_s:.0f} s; exit code {ended}; orphans {left}; load {os.getloadavg()[0]:.1f}; wrong: {len(wrong)}")
