@@ -233,7 +233,7 @@ class HealthConfig(Table, frozen=True, kw_only=True):
     """The signs of a hung worker, which is killed and replaced."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """How long it may leave pings unanswered."""
+    """How long it may leave pings unanswered while it neither computes nor reads; else `step_timeout_s`."""
     step_timeout_s: PositiveSeconds = 300.0
     """How long one step may take."""
     load_stall_s: PositiveSeconds = 300.0

@@ -32,7 +32,7 @@ from melld.engine.host import template
 from melld.engine.vllm_options import option_kinds
 from melld.engine.worker.start import die_with_parent
 from melld.engine.worker.template import has_one_thread, preload
-from tests import worker_faults
+from tests import daemon_faults, worker_faults
 from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, ForkedTemplate, Program
 
 IMPORTS = (
@@ -138,6 +138,8 @@ def become(program: Program, descriptors: list[int]) -> None:
         )
     if worker_faults.VARIABLE in program.environment:
         worker_faults.inject(Path(program.environment[worker_faults.VARIABLE]))
+        if "serve" in program.words:
+            daemon_faults.inject(Path(program.environment[worker_faults.VARIABLE]))
     option, *words = program.words
     if option == "-m":
         sys.argv, sys.path[0] = words, str(Path.cwd())

@@ -36,7 +36,7 @@ W  migrate.transports.*
 W  engine.arena_file  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments
 W  engine.worker.*
 D  decisions.file
-D  log_lines  output  demo_model  kvstore.*  control.*  daemon.systemd
+D  log_lines  output  tasks  demo_model  kvstore.*  control.*  daemon.systemd
 D  engine.host.*
 P  cluster.envelopes
 R  cluster.head  cluster.actor  cluster.launcher

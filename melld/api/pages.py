@@ -38,6 +38,8 @@ class ApiContext:
     status: Callable[[], DaemonStatus]
     registry: CollectorRegistry
     """The metrics of /metrics, to which the API adds its own."""
+    troubled: Callable[[], Sequence[str]] = tuple
+    """Names the daemon's tasks that have failed of late."""
 
 
 async def health(_daemon: ApiContext, _rest: str) -> web.Response:
@@ -46,10 +48,15 @@ async def health(_daemon: ApiContext, _rest: str) -> web.Response:
 
 
 async def ready(daemon: ApiContext, _rest: str) -> web.Response:
-    """Answer 200 if requests are served, else 503 with the reason."""
+    """Answer 200 if requests are served, else 503 with the reason.
+
+    A daemon with a task that has failed serves, and stays ready: without it its clients would lose more.
+    """
     reason = daemon.why_not_ready()
     if reason is None:
-        return _json(b'{"status": "ready"}')
+        degraded = ", ".join(daemon.troubled())
+        why = {"reason": f"degraded: a task failed and is started again: {degraded}"} if degraded else {}
+        return _json(json.dumps({"status": "ready", **why}).encode())
     said = json.dumps({"status": "not ready", "reason": reason}).encode()
     return _json(said, status=503, headers={"Retry-After": "1"})
 

@@ -82,10 +82,12 @@ class ControlServer:
 
     async def listen(self) -> None:
         """Answer at the socket that is in place now, and no longer at an earlier one."""
-        if self._site is not None:
-            await self._site.stop()
-        self._site = web.SockSite(self._runner, self._control.listener)
-        await self._site.start()
+        earlier, self._site = self._site, None
+        if earlier is not None:
+            await earlier.stop()
+        site = web.SockSite(self._runner, self._control.listener)
+        await site.start()
+        self._site = site
 
     async def stay(self) -> None:
         """Look every `LOOK_S` seconds, until cancelled."""
@@ -95,10 +97,11 @@ class ControlServer:
 
     async def look(self) -> None:
         """Put the socket back if it is gone; warn once if that cannot be done, and try again at the next look."""
-        if self._control.is_in_place:
+        if self._control.is_in_place and self._site is not None:
             return
         try:
-            self._control.put_back()
+            if not self._control.is_in_place:
+                self._control.put_back()
         except (MelldError, OSError) as error:
             if not self._is_told:
                 log.warning("the control socket was removed, and cannot be put back: %s", error)

@@ -7,6 +7,7 @@ Only with several models.  Decides nothing: `melld.landlord` does.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -34,8 +35,7 @@ from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
-KEPT_OUT_S = 10.0
-"""How long until a worker that an operator keeps out, or a model that has no room, is tried again."""
+KEPT_OUT_S = 10.0  # until a worker that an operator keeps out, or a model that has no room, is tried again
 
 
 class LandlordShell:
@@ -109,13 +109,10 @@ class LandlordShell:
         self._told = EventId(self._told + 1)
         event = msgspec.structs.replace(event, at_s=self._heard_s, id=self._told)
         log.debug("%s", event)
-        for command in self.landlord.handle(event):
-            last = self._last_offers.get(command.worker)
-            if not isinstance(command, e.OfferCapacity):
-                self._carry_out(command)
-            elif last is None or last.cause <= command.cause:  # else a command before it has led to a newer one
-                self._offers[command.worker] = self._last_offers[command.worker] = command
-        self.tell_offers()
+        with contextlib.ExitStack() as each:  # runs them in their order, and each though one before it has failed
+            each.callback(self.tell_offers)
+            for command in reversed(self.landlord.handle(event)):
+                each.callback(self._carry_out, command)
 
     def _heard(self, tenant: Tenant, event: events.AnyEvent, *_: object) -> None:
         """Note an event that the model's scheduler has handled, and what the scheduler counts now."""
@@ -232,6 +229,10 @@ class LandlordShell:
         tenant, worker = self._by_worker[command.worker], command.worker
         log.debug("%s", command)
         match command:
+            case e.OfferCapacity():
+                last = self._last_offers.get(worker)
+                if last is None or last.cause <= command.cause:  # else a command before it has led to a newer one
+                    self._offers[worker] = self._last_offers[worker] = command
             case e.GrantKv():
                 self.courier.grant(tenant, command)
             case e.TakeKv():
@@ -286,9 +287,8 @@ class LandlordShell:
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
             raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
-        on_device = ON_DEVICE | {InstanceState.DOZING}
-        loop, there = asyncio.get_running_loop(), [one.id for one in instances if one.state in on_device]
-        gone = [self._leaving.setdefault(worker, loop.create_future()) for worker in there]
+        there = [one.id for one in instances if one.state in ON_DEVICE | {InstanceState.DOZING}]
+        gone = [self._leaving.setdefault(worker, asyncio.get_running_loop().create_future()) for worker in there]
         for worker in there:
             self.hear(e.UnloadAsked(self._clock(), worker))
         for request in list(tenant.fleet.live) if now else ():

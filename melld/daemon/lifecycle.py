@@ -12,6 +12,7 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import prometheus_client
@@ -33,6 +34,7 @@ from melld.engine.fleet.place import Place
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
+from melld.tasks import RESTS_S, Tasks, Work
 
 log = logging.getLogger("melld")
 
@@ -45,9 +47,9 @@ class Daemon:
         self._say = say
         self._reload = reload
         self.failed = self.is_cut_short = False
-        self._condition = Condition()
+        self._tasks = Tasks(self._given_up)
+        self._condition = Condition(tasks=self._tasks)
         self._hung_up, self._stop, self._abort = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._tasks: list[asyncio.Task[Any]] = []
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -62,20 +64,22 @@ class Daemon:
             for model in self._models:
                 if model.parts.decisions is not None:  # closed after the last worker has ended, to record that too
                     stack.callback(model.parts.decisions.close)
-            stack.push_async_callback(self._cancel_tasks)
+            stack.push_async_callback(self._tasks.cancel)
             stack.callback(self._parts.template.stop)
             if self._parts.cluster is not None:
                 stack.push_async_callback(self._parts.cluster.stop)
             stack.push_async_callback(self._close_models)
             self._listen_to_signals()
-            self._reloading = self._watch_over(self._reload_at_hang_ups(), "reload")
-            self._watch_over(keep_told(self._notifier, supervision.beat_interval_s, self._look), "service manager")
+            self._tasks.keep("reload", Work(self._reload_at_hang_ups))
+            beat_s = supervision.beat_interval_s
+            telling = partial(keep_told, self._notifier, beat_s, self._look)
+            self._tasks.keep("service manager", Work(telling, [min(rest_s, beat_s) for rest_s in RESTS_S]))
             operations = operations_of(self._models, self._parts.landlord, self._parts.machines)
             operations["reload"] = Operation(Reload, self._on_reload)
             answering = await stack.enter_async_context(serve_control(operations, self.watch.status, control))
-            self._watch_over(answering.stay(), "control socket")
+            self._tasks.keep("control socket", Work(answering.stay))
             for model in self._models:
-                self._watch_over(model.parts.fleet.supervisor.watch(), f"hung workers of {model.name}")
+                self._tasks.keep(self._name_of("hung workers", model), Work(model.parts.fleet.supervisor.watch))
             if not await self._start():
                 return
             await stack.enter_async_context(self._serving())
@@ -171,7 +175,7 @@ class Daemon:
             prepare_serving(model.serving)
             vllm_metrics.keep()
             for name, work in model.work().items():
-                self._watch_over(work, name if len(self._models) == 1 else f"{name} of {model.name}")
+                self._tasks.keep(self._name_of(name, model), work)
             model.loaded()
 
         for model in self._models:
@@ -179,16 +183,17 @@ class Daemon:
                 await open_model(model)
         if (landlord := self._parts.landlord) is not None:
             landlord.serve(open_model)
-            self._watch_over(landlord.run(), "landlord")
+            self._tasks.keep("landlord", Work(landlord.run))
         registry.register(vllm_metrics)
         registry.register(self._parts.metrics)
-        self._watch_over(self.watch.run(), "readings")
+        self._tasks.keep("readings", Work(self.watch.run))
         context = ApiContext(
             models=self._models,
             config=lambda: self.settings.config.server,
             keys=lambda: self.settings.keys,
             why_not_ready=self.watch.why_not_ready,
             why_closed=self.watch.why_closed,
+            troubled=self._tasks.troubled,
             status=self.watch.status,
             registry=registry,
         )
@@ -234,7 +239,7 @@ class Daemon:
             if self.admission.in_flight:
                 self.admission.abort()
         self._condition.state = DaemonState.STOPPING
-        self._reloading.cancel()  # it looks at sockets that are about to be closed
+        await self._tasks.cancel("reload")  # it looks at sockets that are about to be closed
 
     # -- signals and the service manager ----------------------------------------------------------------------------
 
@@ -252,16 +257,16 @@ class Daemon:
         while True:
             await self._hung_up.wait()
             self._hung_up.clear()
-            is_ready = self._condition.state is DaemonState.READY
-            if is_ready:
+            if self._condition.state is DaemonState.READY:
                 self._notifier.reloading()
             try:
                 log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
             except ConfigError as error:
                 log.error("reload refused, keeping the old configuration: %s", error)
                 self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
-            if is_ready:
-                self._notifier.send(READY="1")
+            finally:
+                if self._condition.state is DaemonState.READY:
+                    self._notifier.send(READY="1")
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
         reloaded = await self.settings.reload()
@@ -278,23 +283,14 @@ class Daemon:
 
     # -- tasks ------------------------------------------------------------------------------------------------------
 
-    def _watch_over(self, work: Any, name: str) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._task_ended)
-        self._tasks.append(task)
-        return task
+    def _name_of(self, task: str, model: ServedModel) -> str:
+        return task if len(self._models) == 1 else f"{task} of {model.name}"
 
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        """Log a failed task, which is a bug in melld, and shut down in an orderly way."""
-        if not task.cancelled() and task.exception() is not None:
-            log.error("the task '%s' failed, shutting down", task.get_name(), exc_info=task.exception())
-            self.failed = True
-            self._stop.set()
+    def _given_up(self, task: str) -> None:
+        """Shut down in an orderly way: without this task no request is answered, so another daemon must take over."""
+        log.error("shutting down, as nothing is answered without '%s'", task)
+        self.failed = True
+        self._stop.set()
 
     async def _close_models(self) -> None:
         await asyncio.gather(*(model.close() for model in self._models))
-
-    async def _cancel_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -54,6 +54,9 @@ class Metrics:
         yield _family(GaugeMetricFamily, "melld_worker_ready", text, WORKER_LABELS, serving)
         up = {(one.machine,): not one.reason for one in status.machines}
         yield _family(GaugeMetricFamily, "melld_machine_up", "1 while the machine is connected.", ("machine",), up)
+        text = "Times that a task of the daemon was started again after a failure, which is a bug in melld."
+        restarts = {(task,): count for task, count in self._watch.task_restarts.items()}
+        yield _family(CounterMetricFamily, "melld_task_restarts", text, ("task",), restarts)
         yield from self._of_devices(status.devices)
 
     def _of_devices(self, devices: Sequence[DeviceStatus]) -> Iterator[Metric]:

@@ -7,7 +7,7 @@ process, is the daemon's.
 import asyncio
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from melld.engine.host.template import TemplateProcess
 from melld.engine.vllm_options import option_behind
 from melld.errors import MelldError
 from melld.scheduler.view import ClusterView
+from melld.tasks import Work, vital
 
 LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
 
@@ -182,16 +183,16 @@ class ServedModel:
         finally:
             self.waiting.discard(waiter)
 
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def work(self) -> dict[str, Work]:
         """Return the tasks that run as long as the model is served, by name."""
         parts = self.parts
         return {
-            "outputs": self.frontend.watch_outputs(),
-            "failures": self.frontend.fail_requests(),
-            "token texts": self.frontend.learn_token_texts(),
-            "epochs": parts.driver.run(),
-            "idle workers": parts.idle.run(),
-            "boundaries": parts.boundaries.run(),
+            "outputs": vital(self.frontend.watch_outputs),
+            "failures": Work(self.frontend.fail_requests),
+            "token texts": Work(self.frontend.learn_token_texts),
+            "epochs": vital(parts.driver.run),
+            "idle workers": Work(parts.idle.run),
+            "boundaries": Work(parts.boundaries.run),
         }
 
     def check_queue(self, client: str, priority: int) -> None:

@@ -166,10 +166,14 @@ class Beat(msgspec.Struct, frozen=True):
 async def keep_told(notifier: Notifier, interval_s: float, look: Callable[[], Beat]) -> None:
     """Report the daemon's health to the manager until cancelled; feed the watchdog only while `look` says it is well.
 
-    It runs on the event loop on purpose: a stuck loop feeds nothing.
+    It runs on the event loop on purpose: a stuck loop feeds nothing.  A `look` that fails is no reason for a restart.
     """
     while True:
-        beat = look()
+        try:
+            beat = look()
+        except Exception:
+            notifier.send(WATCHDOG="1")
+            raise
         notifier.send(WATCHDOG="1" if beat.well else "", STATUS=beat.status)
         await asyncio.sleep(interval_s)
 

@@ -7,7 +7,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.nvml import Nvml
 from melld.kvstore.worker_readings import WorkerDevices, WorkerReading, WorkerReadings
 from melld.migrate.snapshot import Phase
+from melld.tasks import Tasks
 
 RATE_WINDOW = 5
 """Readings, a second apart, that `tokens_per_s` looks back over."""
@@ -48,6 +49,7 @@ class Condition(msgspec.Struct):
     reload_warnings: list[str] = []
     """Cleared by the next successful reload."""
     warnings: list[str] = []
+    tasks: Tasks = msgspec.field(default_factory=Tasks)
 
 
 class Watch:
@@ -134,6 +136,11 @@ class Watch:
         found = [reason for reason in reasons if reason is not None]
         return "; ".join(dict.fromkeys(found)) if len(found) == len(reasons) else None
 
+    @property
+    def task_restarts(self) -> Mapping[str, int]:
+        """Return how often each task of the daemon was started again after a failure."""
+        return self._condition.tasks.restarts
+
     # -- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> DaemonStatus:
@@ -163,7 +170,7 @@ class Watch:
             links=tuple(link for parts in each for link in parts.why.links()),
             async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),
-            warnings=(*self._condition.reload_warnings, *self._condition.warnings),
+            warnings=(*self._condition.reload_warnings, *self._condition.warnings, *self._condition.tasks.warnings()),
             preemptions=sum(parts.driver.news.preemptions for parts in each),
             suspensions=sum(parts.driver.suspensions for parts in each),
             worker_seconds_awake=round(awake_s, 3),

@@ -17,6 +17,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from melld.control import server as server_module
 from melld.control.client import ControlClient, ControlRefused, NoDaemon
 from melld.control.messages import CONTROL_SOCKET, Reload, Reloaded
 from melld.control.runtime_directory import ControlSocket, DaemonRunning, open_control_socket, runtime_directory
@@ -312,6 +313,22 @@ async def test_a_control_socket_that_was_removed_comes_back(directory: Path, cap
         f"the control socket was removed, and is back: {control.path}"
     ] * 2
     assert names_in(directory) == []
+
+
+async def test_a_look_that_failed_half_way_is_made_good_by_the_next(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket is in its place again, and nobody listens: the next look must not take that for well."""
+    with contextlib.closing(open_control_socket(directory)) as control:
+        async with serve_control({}, lambda: STATUS, control) as server:
+            remove(control.path)
+            with monkeypatch.context() as failing:
+                failing.setattr(server_module.web, "SockSite", lambda *_: 1 // 0)
+                with pytest.raises(ZeroDivisionError):
+                    await server.look()
+            assert control.is_in_place
+            await server.look()
+            assert await asyncio.to_thread(ControlClient([directory]).status)
 
 
 async def test_a_control_socket_that_cannot_come_back_is_said_once(

@@ -132,6 +132,13 @@ async def test_the_watchdog_is_fed_only_while_all_is_well(manager: Manager) -> N
         manager.socket.recv(4096)  # not well and nothing to say: silence
 
 
+async def test_a_health_that_cannot_be_told_is_no_reason_for_a_restart(manager: Manager) -> None:
+    """The loop runs, and streams with it: a bug in the words about it must not have the manager end them."""
+    with pytest.raises(ZeroDivisionError):
+        await keep_told(Notifier(manager.address), 0.001, lambda: Beat(well=bool(1 // 0)))
+    assert manager.hear() == {"WATCHDOG": "1"}
+
+
 def test_what_is_meant_for_another_process_is_left_alone() -> None:
     """A daemon started from another service's shell takes neither its sockets nor its watchdog."""
     variables = {

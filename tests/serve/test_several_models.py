@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.api.http_client import COMPLETIONS, Answered, request
+from tests.faults.test_tasks import fail
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
@@ -234,3 +235,15 @@ def test_a_killed_models_memory_is_free_again(scarce: DaemonProcess) -> None:
     assert device["memory_bytes"] - 2 * granule <= held <= device["memory_bytes"]
     assert device["arena_bytes"] <= granted + granule
     assert all(one["used_bytes"] == 0 for one in device["models"])
+
+
+def test_a_landlord_that_stumbles_costs_no_stream(several: DaemonProcess) -> None:
+    """A bug there, in the midst of its work, is told; memory is divided again a moment later."""
+    long = {**GREEDY, "max_tokens": 60}
+    quiet = Stream(several, long).result()
+    with slowed(several.faults):
+        stream = Stream(several, long)
+        stream.wait_chunks(10)
+        fail(several, "landlord")
+    assert stream.result() == quiet
+    assert text_of(several, "other")

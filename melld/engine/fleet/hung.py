@@ -1,10 +1,11 @@
 """Finds hung workers, and kills them; the supervisor restarts what has died.
 
-a worker answers no ping                  killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
-a rank of it, or a loading one, is stopped  the same
-its step never ends                       killed after `step_timeout_s`
-it loads, but neither computes nor reads  killed after `load_stall_s`
-its machine is silent                     not judged: `[cluster] silence_s` decides whether that is lost
+a worker answers no ping, and is idle       killed after `ping_timeout_s` (SIGSTOP, a dead I/O thread)
+it answers none, but computes or reads      killed after `step_timeout_s`: others may take its processors
+a rank of it, or a loading one, is stopped  killed after `ping_timeout_s`
+its step never ends                         killed after `step_timeout_s`
+it loads, but neither computes nor reads    killed after `load_stall_s`
+its machine is silent                       not judged: `[cluster] silence_s` decides whether that is lost
 """
 
 import logging
@@ -22,6 +23,8 @@ log = logging.getLogger("melld.supervisor")
 PING_INTERVAL_S = 1.0
 PINGS_AT_LEAST = 4
 """Unanswered pings before a worker counts as hung, however short `ping_timeout_s` is."""
+IDLE_LOOKS = 2
+"""Looks in a row that find a silent worker idle before it counts as hung; other machines tell of each a look later."""
 LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
 
 
@@ -35,15 +38,28 @@ class HungWorkers:
         self._health = health
 
     def look(self) -> None:
-        """Look at each worker, every `interval_s`, and kill those that hang."""
+        """Look at each worker, every `interval_s`, and kill those that hang.
+
+        Raises:
+            ExceptionGroup: some could not be looked at; the others were.
+        """
+        failed: list[Exception] = []
         for place in self._places:
-            process = place.process
-            if process is None or process.asked_to_end or process.why_killed:
-                continue
-            if place.is_ready:
-                self._ping(place, process)
-            elif place.state in LOADING and (why := self._why_loads_no_more(process)):
-                _kill(place, process, why)
+            try:
+                self._look_at(place)
+            except Exception as error:  # noqa: BLE001  the boundary of one worker: the others are not left alone
+                failed.append(error)
+        if failed:
+            raise ExceptionGroup("workers could not be looked at", failed)
+
+    def _look_at(self, place: Place) -> None:
+        process = place.process
+        if process is None or process.asked_to_end or process.why_killed:
+            return
+        if place.is_ready:
+            self._ping(place, process)
+        elif place.state in LOADING and (why := self._why_loads_no_more(process)):
+            _kill(place, process, why)
 
     def judge_step(self, place: Place, pong: wire.Pong) -> None:
         """Kill a worker whose step takes too long."""
@@ -53,12 +69,15 @@ class HungWorkers:
 
     def _ping(self, place: Place, process: WorkerProcess) -> None:
         has_ranks, seen = place.slot.spec.has_ranks, Standstill()
-        if has_ranks or place.unanswered >= PINGS_AT_LEAST:
+        if has_ranks or place.unanswered:
             seen = process.look("ranks" if has_ranks else "itself")
         if seen.is_out_of_sight:
             place.unanswered = 0
-        if place.unanswered >= self._allowed:
+        is_idle = has_ranks or seen.idle_looks >= IDLE_LOOKS  # its ranks compute while they wait for it
+        if place.unanswered >= self._allowed and is_idle:
             _kill(place, process, f"no ping reply for {self._health.ping_timeout_s:.0f} s")
+        elif place.unanswered >= max(self._allowed, self._health.step_timeout_s / self.interval_s):
+            _kill(place, process, f"it computes, but sent no ping reply for {self._health.step_timeout_s:.0f} s")
         elif has_ranks and seen.stopped_looks >= self._allowed:
             _kill(place, process, f"a rank of it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s")
         else:

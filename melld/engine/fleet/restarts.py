@@ -21,7 +21,7 @@ class Restarts:
     def __init__(
         self,
         spawn: Callable[[Place], None],
-        own: Callable[[Coroutine[Any, Any, None], str], None],
+        own: Callable[[Place, Coroutine[Any, Any, None]], None],
         listener: WorkerListener,
         steady_after_s: float,
     ) -> None:
@@ -59,7 +59,7 @@ class Restarts:
             log.error("%s: %s", place.slot.worker, place.detail)
             return
         place.restarts += 1
-        self._own(self._start_again(place), f"restart {place.slot.worker}")
+        self._own(place, self._start_again(place))
 
     async def _start_again(self, place: Place) -> None:
         await asyncio.sleep(place.back_off_s)

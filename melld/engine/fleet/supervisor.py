@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from melld.config import HealthConfig
@@ -139,7 +140,7 @@ class Supervisor:
             place.restarts += 1
         place.step(event)
         if place.process is None:
-            self._own(self._restarts.start_rested(place), f"start {worker}")
+            self._own(place, self._restarts.start_rested(place))
         elif dozes:
             place.process.wake()
         return True
@@ -160,7 +161,7 @@ class Supervisor:
             return
         place.detail = ""
         if place.process is not None:
-            self._own(self._end(place), f"stop {worker}")
+            self._own(place, self._end(place))
             return
         place.step("stop")
         if place.may("ended"):  # it was about to be started
@@ -203,14 +204,22 @@ class Supervisor:
             place.step("stop")
         return place.process.stop(0.0 if is_loading else STOP_DEADLINE_S)
 
-    def _own(self, work: Any, name: str) -> None:
-        self._tasks.add(task := asyncio.get_running_loop().create_task(work, name=name))
-        task.add_done_callback(self._task_ended)
+    def _own(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task that starts or stops this worker."""
+        self._tasks.add(task := asyncio.get_running_loop().create_task(work, name=f"{place.state} {place.slot.worker}"))
+        task.add_done_callback(partial(self._task_ended, place))
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, place: Place, task: asyncio.Task[None]) -> None:
+        """Count a worker whose task has failed, which is a bug in melld, as dead, so that it is started again."""
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failures.put_nowait(error)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._failures.put_nowait(error)
+        why = f"a bug in melld: {type(error).__name__}: {error}"
+        if place.process is not None:
+            place.process.kill(why)
+        elif place.state in (WorkerState.STARTING, WorkerState.WAKING):
+            self._ended(place, WorkerEnded(place.slot.worker, why, expected=False))
 
     def _spawn(self, place: Place) -> None:
         if place.process is not None or place.state not in (WorkerState.STARTING, WorkerState.WAKING):

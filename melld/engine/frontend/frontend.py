@@ -51,7 +51,7 @@ warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarnin
 
 
 class OutputsStopped(MelldError):
-    """vLLM stopped reading outputs after an error and will not start again: no request would be answered."""
+    """vLLM stopped reading outputs after an error."""
 
     def __init__(self) -> None:
         super().__init__("vLLM has stopped reading the workers' outputs: see its error in the log")
@@ -63,6 +63,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     No client's constraint reaches a compiler in this process: `judges` check it, whichever field it came in, and
     `input_processor` takes the result as it is.
     """
+
+    output_handler: asyncio.Task[None] | None
 
     def __init__(
         self, judges: Judges, failures: Failures, turns: Turns, states: dict[str, Any], **arguments: Any
@@ -114,11 +116,14 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
 
     async def watch_outputs(self) -> None:
-        """Wait while vLLM reads the workers' outputs.
+        """Have vLLM read the workers' outputs, again if it has stopped, and wait while it does.
 
         Raises:
-            OutputsStopped: vLLM has stopped, after reporting the error in its log and to the calls in flight.
+            OutputsStopped: vLLM has stopped, after reporting the error in its log and to the calls in flight, which
+                end: of their outputs some may be lost.
         """
+        if self.output_handler is not None and self.output_handler.done():
+            self.output_handler = None
         self._run_output_handler()
         assert self.output_handler is not None
         await asyncio.wait({self.output_handler})

@@ -10,6 +10,7 @@ import collections
 import hashlib
 import logging
 import signal
+from functools import partial
 
 import msgspec
 
@@ -91,7 +92,7 @@ class Judges:
     async def close(self) -> None:
         """Kill all judges, and return once they are gone.  No call may wait for a ruling any more."""
         self._all_ended = asyncio.get_running_loop().create_future()
-        await asyncio.gather(*self._starting)
+        await asyncio.gather(*self._starting, return_exceptions=True)
         for judge in self._judges:
             judge.kill()
         if self._judges:
@@ -136,20 +137,22 @@ class Judges:
         if self._queue.ready > starting and len(self._judges) < SEATS and self._all_ended is None:
             judge = JudgeProcess(self._ready, self._ruled, self._ended)
             self._judges[judge] = None
-            task = asyncio.get_running_loop().create_task(self._start(judge), name="start a judge")
+            starting_one = judge.start(self._template, self._spec)
+            task = asyncio.get_running_loop().create_task(starting_one, name="start a judge")
             self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+            task.add_done_callback(partial(self._started, judge))
 
     def _overdue(self, case: _Case) -> None:
         case.is_overdue = True
         if case.judge is not None:
             case.judge.kill()
 
-    async def _start(self, judge: JudgeProcess) -> None:
-        try:
-            await judge.start(self._template, self._spec)
-        except OSError as error:  # no descriptor is left
-            log.warning("cannot start a judge of output constraints: %s", error)
+    def _started(self, judge: JudgeProcess, task: asyncio.Task[None]) -> None:
+        """Count a judge that could not be started as ended: no descriptor is left, or it met a bug."""
+        self._starting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            is_bug = not isinstance(error, OSError)
+            log.warning("cannot start a judge of output constraints: %s", error, exc_info=error if is_bug else None)
             self._ended(judge, 1)
 
     def _ready(self, judge: JudgeProcess) -> None:

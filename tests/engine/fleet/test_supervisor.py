@@ -77,16 +77,23 @@ async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     assert supervisor.places[WorkerId("w0")].state is WorkerState.FAILED
 
 
-async def test_a_task_of_the_supervisor_that_fails_ends_the_search_for_hung_workers_aloud() -> None:
-    """A worker that is never started again, or hangs unseen, is worse than a daemon that ends and says why."""
+async def test_a_start_that_fails_by_a_bug_is_told_and_its_worker_is_started_again() -> None:
+    """A worker that nobody starts any more would be lost until the daemon's end."""
     supervisor = Supervisor([SLOT], VirtualHost(), Nobody(), HealthConfig())
+    place = supervisor.places[WorkerId("w0")]
 
     async def fail() -> None:
         raise RuntimeError("a bug")
 
-    supervisor._own(fail(), "fail")
+    place.has_been_ready = True
+    assert (place.state, place.process) == (WorkerState.STARTING, None)
+    supervisor._own(place, fail())
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(supervisor.watch(), 30)
+    assert place.state is WorkerState.FAILED
+    assert "a bug in melld: RuntimeError: a bug" in place.detail
+    assert place.restarts == 1
+    await supervisor.stop()
 
 
 def test_a_worker_that_died_of_late_gets_what_others_have_no_room_for() -> None:
@@ -215,6 +222,43 @@ def test_a_silent_worker_is_killed_when_the_operators_patience_ends(silence_s: f
         await asyncio.sleep(0.8 * silence_s)
         assert worker.ended is None
         await asyncio.sleep(0.6 * silence_s)
+        assert worker.ended is not None
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def test_a_worker_that_cannot_be_looked_at_leaves_no_other_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong with one, the next that hangs is found."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = VirtualDaemon(loop, workers=2, health=HealthConfig())
+        await daemon.start()
+        supervisor = daemon.fleet.supervisor
+        first, second = (place.process for place in supervisor.places.values())
+        assert first is not None
+        assert second is not None
+        monkeypatch.setattr(first, "send", lambda _: 1 // 0)
+        asked: list[Any] = []
+        monkeypatch.setattr(second, "send", asked.append)
+        with pytest.raises(ExceptionGroup):
+            supervisor._hung.look()
+        assert len(asked) == 1
+        monkeypatch.undo()
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def test_a_silent_worker_that_computes_is_slow_and_not_hung() -> None:
+    """Beside other programs it may answer late; what it computes must have an end, as a step must."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon, worker = await watched_worker(loop, HealthConfig(ping_timeout_s=10.0, step_timeout_s=100.0))
+        worker.hung = worker.computes = True
+        await asyncio.sleep(90)
+        assert worker.ended is None
+        await asyncio.sleep(20)
         assert worker.ended is not None
         await daemon.close()
 

@@ -95,6 +95,8 @@ class VirtualWorker:
     ready: bool = False
     stopping: bool = False
     hung: bool = False
+    computes: bool = False
+    """While it hangs."""
     unkillable: bool = False
     ended: int | None = None
     copies: dict[str, Copy] = field(default_factory=dict)
@@ -328,6 +330,7 @@ class VirtualChild:
     def __init__(self, worker: VirtualWorker) -> None:
         self._worker = worker
         self._decoder = FrameDecoder(wire.ToWorker)
+        self._idle_looks = 0
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         for message, payload in self._decoder.feed(b"".join(buffers)):
@@ -338,7 +341,8 @@ class VirtualChild:
             asyncio.get_running_loop().call_soon(self._worker.die)
 
     def look(self, reach: Reach) -> Standstill:
-        return Standstill()
+        self._idle_looks = self._idle_looks + 1 if self._worker.hung and not self._worker.computes else 0
+        return Standstill(idle_looks=self._idle_looks)
 
 
 class VirtualHost:
