@@ -20,9 +20,9 @@ from tests.small_model import make_small_model
 
 SHARING = ("migrate", "residency", "api", "faults", "decisions")
 """Folders whose tests share daemons, workers or logs: each in one process."""
-OF_API = ("guards", "docs", "test_profile")
+OF_API = ("guards", "serving", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
-FIRST = (*SHARING[:3], *OF_API[:2], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker", "tests")
+FIRST = (*SHARING[:3], *OF_API[:3], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker", "tests")
 """What takes longest goes first, so that all processes end with short files."""
 OTHER_NAME = "gpt-4o"
 """Beside `demo`, what clients of the shared daemon may call its model."""

@@ -50,6 +50,7 @@ from melld.api.performing import (
     trust_of,
 )
 from melld.api.routes import check_method, route_of
+from melld.api.serving.fit import fit_classes
 from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head
 from melld.control.status import tier_of
@@ -96,6 +97,7 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
 def prepare_serving(serving: State) -> None:
     """Fit vLLM's serving classes of a model to this API, once."""
     make_streams_raise(serving)
+    fit_classes(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
     correct(serving)

@@ -31,10 +31,10 @@ from melld.engine.frontend.turns import Turns
 log = logging.getLogger("melld.api")
 
 _DUMP = CALLS["/v1/responses"].dump
-_COMPLETED = "event: response.completed\ndata: "
+_LAST = tuple(f"event: response.{end}\ndata: " for end in ("completed", "incomplete"))
 
 
-class _Completed(msgspec.Struct):
+class _Ended(msgspec.Struct):
     """The last event of a stream."""
 
     response: msgspec.Raw
@@ -119,8 +119,8 @@ class Keeping:
     async def _watched(self, stream: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         try:
             async for text in stream:
-                if text.startswith(_COMPLETED):
-                    last = msgspec.json.decode(text.removeprefix(_COMPLETED), type=_Completed)
+                if text.startswith(_LAST):
+                    last = msgspec.json.decode(text.partition("data: ")[2], type=_Ended)
                     self._keep(bytes(last.response))
                 yield text
         finally:

@@ -1,0 +1,111 @@
+"""Responses that say when they were cut, and keep to the tools that they are told to call."""
+
+import contextlib
+import copy
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItem, ResponseOutputItemDoneEvent
+from openai.types.responses.response_output_text import Logprob
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.outputs import CompletionOutput
+
+from melld.api.answers import bad
+from melld.engine.frontend.token_texts import true_bytes
+
+
+class _Incomplete(ResponseIncompleteEvent):
+    response: ResponsesResponse  # type: ignore[assignment]
+
+
+class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    """vLLM's class, which tells a cut answer as a complete one."""
+
+    def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
+        choice = request.tool_choice
+        kind = choice if isinstance(choice, str) else choice.type
+        if kind not in ("none", "auto") and not self.use_harmony:
+            if self.parser is None or self.parser.tool_parser_cls is None:
+                raise bad("tool_choice", f"tool_choice {kind} needs a server with [model.vllm] tool_call_parser")
+            if kind not in ("required", "function", "custom"):
+                raise bad("tool_choice", f"tool_choice {kind} is not supported: use auto, required, or name a function")
+        return super()._validate_create_responses_input(request)
+
+    def _make_response_output_items(
+        self, request: ResponsesRequest, final_output: CompletionOutput, *more: Any, **named: Any
+    ) -> list[ResponseOutputItem]:
+        items: list[ResponseOutputItem] = super()._make_response_output_items(request, final_output, *more, **named)
+        if items and _is_cut(final_output):
+            items[-1].status = "incomplete"
+        return items
+
+    async def _process_simple_streaming_events(
+        self, request: ResponsesRequest, sampling_params: Any, result_generator: Any, context: Any, *more: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Tell the last item as incomplete if the answer is cut: each is held until it is known not to be the last."""
+        own, results = self._with_unsaid(result_generator, context)
+        events = super(Responses, own)._process_simple_streaming_events(
+            request, sampling_params, results, context, *more
+        )
+        held: ResponseOutputItemDoneEvent | None = None
+        async with contextlib.aclosing(results), contextlib.aclosing(events):
+            async for event in events:
+                if held is not None:
+                    yield held
+                    held = None
+                if isinstance(event, ResponseOutputItemDoneEvent) and _is_cut(context.last_output.outputs[0]):
+                    held = event
+                else:
+                    yield event
+        if held is not None:
+            held.item.status = "incomplete"
+            yield held
+
+    def _with_unsaid(
+        self, result_generator: AsyncIterator[Any], context: Any
+    ) -> tuple["Responses", AsyncGenerator[Any, None]]:
+        """Return a copy for one stream, and its results: outputs without text have their log-probabilities in the next.
+
+        Tokens that are parts of characters make no text, and vLLM tells nothing of an output without text.
+        """
+        own, unsaid = copy.copy(self), list[CompletionOutput]()
+
+        async def results() -> AsyncGenerator[Any, None]:
+            async for result in result_generator:
+                if unsaid and unsaid[-1].text:
+                    unsaid.clear()
+                unsaid.extend(context.last_output.outputs)
+                yield result
+
+        def make(**arguments: Any) -> list[Logprob]:
+            tokens = [token for output in unsaid for token in output.token_ids]
+            values = [value for output in unsaid for value in output.logprobs or ()]
+            unsaid.clear()
+            return self._create_response_logprobs(**arguments | {"token_ids": tokens, "logprobs": values})
+
+        own._create_response_logprobs = make  # type: ignore[method-assign]  # noqa: SLF001
+        return own, results()
+
+    async def responses_stream_generator(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        """See vLLM."""
+        events = super().responses_stream_generator(*arguments, **named)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.type == "response.completed" and event.response.status == "incomplete":
+                    number = event.sequence_number
+                    yield _Incomplete(type="response.incomplete", sequence_number=number, response=event.response)
+                else:
+                    yield event
+
+    def _create_response_logprobs(self, **arguments: Any) -> list[Logprob]:
+        made: list[Logprob] = super()._create_response_logprobs(**arguments)
+        for entry in made:
+            for one in (entry, *entry.top_logprobs):
+                one.bytes = true_bytes(one.bytes)
+        return made
+
+
+def _is_cut(output: CompletionOutput) -> bool:
+    return bool(output.finish_reason == "length")
