@@ -26,7 +26,6 @@ from melld.api.connections.acceptor import Acceptor
 from melld.api.connections.connection import ConnectionServer, ReaderWatch
 from melld.api.connections.exchange import Exchange, HttpMetrics
 from melld.api.connections.reach import check_sender_of_form, client_of
-from melld.api.corrections.correct import correct
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import FORM, parse_form, read_body
 from melld.api.guards.json_text import parse_object
@@ -100,7 +99,6 @@ def prepare_serving(serving: State) -> None:
     fit_classes(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
-    correct(serving)
 
 
 class Api:

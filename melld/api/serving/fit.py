@@ -1,17 +1,22 @@
-"""Puts this API's subclasses in place of vLLM's serving classes."""
+"""Puts this API's subclasses in place of vLLM's serving classes, and its functions in place of what they call."""
 
 from starlette.datastructures import State
 
 from melld.api.serving.chats import Chats
-from melld.api.serving.completions import Completions, WithoutReasoning
+from melld.api.serving.completions import WithoutReasoning
+from melld.api.serving.lengths import tell_lengths
+from melld.api.serving.many_texts import serve_many_texts
 from melld.api.serving.messages import Messages
+from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
+from melld.api.serving.usage import CountedCompletions
 
 _KINDS = {
     "openai_serving_chat": Chats,
-    "openai_serving_completion": Completions,
+    "openai_serving_completion": CountedCompletions,
     "openai_serving_responses": Responses,
     "anthropic_serving_messages": Messages,
+    "serving_scores": Scores,
 }
 
 
@@ -23,3 +28,5 @@ def fit_classes(serving: State) -> None:
             handler.__class__ = kind
     if (completions := getattr(serving, "openai_serving_completion", None)) is not None:
         completions.engine_client = WithoutReasoning(completions.engine_client)
+    tell_lengths(serving)
+    serve_many_texts(serving)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
-from melld.api.corrections.many_texts import AT_ONCE, InPieces, some_at_a_time
+from melld.api.serving.many_texts import AT_ONCE, InPieces, some_at_a_time
 
 VALUES = st.recursive(
     st.none()

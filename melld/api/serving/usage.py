@@ -1,4 +1,4 @@
-"""vLLM's class for `/v1/completions`, with the usage of a call as OpenAI counts it.
+"""Completions with the usage of a call as OpenAI counts it.
 
 vLLM tells the cached tokens of one of several prompts, and counts the token that it makes to score a prompt.
 """
@@ -9,16 +9,17 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.outputs import RequestOutput
+
+from melld.api.serving.completions import Completions
 
 _DATA = "data: "
 _LAST, _DETAILS = '"choices":[]', '"prompt_tokens_details":{'
 """Signs of the event with the usage; text of the model cannot hold them, as its quotation marks are escaped."""
 
 
-class Completions(OpenAIServingCompletion):  # type: ignore[misc]
-    """vLLM's class, corrected."""
+class CountedCompletions(Completions):
+    """Completions that count the cached tokens of all prompts, and no token that nobody asked for."""
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], request: CompletionRequest, *arguments: Any
