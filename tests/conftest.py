@@ -108,7 +108,6 @@ def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
     """
     spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
     spread += ("--set", "health.steady_after_s=0")  # a worker that died is used like the other at once
-    tools = ("--set", "model.vllm.enable_auto_tool_choice=true", "--set", 'model.vllm.tool_call_parser="hermes"')
     names = ("--set", f'model.name=["demo", "{OTHER_NAME}"]')
-    with DaemonProcess(demo_model, "--device", "cpu:2", *spread, *tools, *names, harmable=True) as process:
+    with DaemonProcess(demo_model, "--device", "cpu:2", *spread, *names, harmable=True) as process:
         yield process.wait_ready()

@@ -30,10 +30,10 @@ P  decisions.*
 P  migrate.*
 P  control.messages  control.status
 P  simulator.*
-P  engine.wire.*
+P  engine.wire.*  engine.answer_formats
 P  engine.frontend.schema  engine.frontend.judge_queue
 W  migrate.transports.*
-W  engine.arena_file  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments
+W  engine.arena_file  engine.gpu_memory  engine.pin  engine.vllm_options  engine.model_files  engine.arguments
 W  engine.worker.*
 D  decisions.file
 D  log_lines  output  tasks  demo_model  kvstore.*  control.*  daemon.systemd

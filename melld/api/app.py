@@ -224,7 +224,7 @@ class Api:
         tier = tier_of(caller().priority)
         exchange.parameters = frozenset(fields)
         handler = handler_of(call, serving)
-        await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(serving))
+        await self.off_loop.run(size, check_request, fields, self._context.config(), trust_of(call, serving))
         if exchange.response is None and not exchange.request.headers.get("X-Request-Id"):
             exchange.request_id = fields.get("request_id") or exchange.request_id
         if exchange.dialect is Dialect.RESPONSES:

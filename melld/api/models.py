@@ -61,7 +61,8 @@ async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
     """Return what `/v1/models` says of each name: vLLM's card, and the model's state."""
     found: list[dict[str, Any]] = []
     for model in models:
-        status = {"status": model.status().state.value}
+        known = model.status()
+        status = {"status": known.state.value, "capabilities": list(known.capabilities)}
         if model.serving is None:
             shown = ModelList(data=[ModelCard(id=name) for name in model.names])
         else:

@@ -97,13 +97,14 @@ async def perform(
     return Result(stream=await begun(result, call.dialect, None if call.hears else tier))
 
 
-def trust_of(serving: State) -> Trust:
-    """Return what the operator's options in `[model.vllm]` let clients do."""
+def trust_of(call: Call, serving: State) -> Trust:
+    """Return what the operator's options in `[model.vllm]` let clients do; tools count where a worker answers."""
     arguments = serving.args
     return Trust(
         chat_template=bool(getattr(arguments, "trust_request_chat_template", False)),
         multimodal_kwargs=bool(getattr(arguments, "trust_request_mm_kwargs", False)),
         local_media=bool(getattr(arguments, "allowed_local_media_path", "")),
+        no_tools_because=getattr(arguments, "no_tools_because", "") if call.engine else "",
     )
 
 

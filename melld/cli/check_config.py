@@ -27,6 +27,7 @@ from melld.daemon.preflight import check_model, check_policy
 from melld.daemon.sizes import fitted
 from melld.daemon.systemd import KEYS_CREDENTIAL, read_supervision, remark_on_key_file
 from melld.engine.arguments import engine_arguments
+from melld.engine.model_files import answer_formats
 from melld.engine.pin import check_build
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
@@ -116,7 +117,8 @@ def _report(config: Config, *, as_json: bool) -> str:
     effective["server"]["runtime_directory"] = str(runtime_directory(config.server.runtime_directory, os.environ))
     if as_json:
         return msgspec.json.encode(effective).decode()
-    return f"ok\n\n{toml_text(effective)}".rstrip()
+    chosen = "".join(f"# {model.names[0]}: {answer_formats(model)}\n" for model in config.served)
+    return f"ok\n{chosen}\n{toml_text(effective)}".rstrip()
 
 
 def toml_text(tables: Mapping[str, Any]) -> str:

@@ -224,11 +224,12 @@ def device_table(status: DaemonStatus, *, ascii_only: bool) -> Table:
 def model_table(status: DaemonStatus) -> Table:
     """Return the served models, one a row."""
     table = plain_table(gap=2)
-    for title in ("Model", "State", "Workers", "Requests", "Also called"):
-        table.add_column(title, no_wrap=title != "Also called")
+    for title in ("Model", "State", "Workers", "Requests", "Capabilities", "Also called"):
+        table.add_column(title, no_wrap=title not in ("Capabilities", "Also called"))
     for model in status.served:
         workers = ", ".join(one.worker for one in status.workers if one.model == model.model and one.pid is not None)
         requests = sum(one.model == model.model for one in status.requests)
         said = "; ".join(filter(None, (", ".join(model.names[1:]), model.reason)))
-        table.add_row(model.model, model.state.value, workers or UNKNOWN, str(requests), said)
+        can = ", ".join(model.capabilities) or UNKNOWN
+        table.add_row(model.model, model.state.value, workers or UNKNOWN, str(requests), can, said)
     return table

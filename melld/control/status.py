@@ -2,7 +2,6 @@
 
 Owns the shapes alone, which are a promise to scripts: while `schema` stays the same, fields may be added, but neither
 renamed nor given another meaning.  `docs/status-schema.md` is generated from this file.  Never gathers anything.
-
 An unknown value is null, never 0.
 """
 
@@ -199,6 +198,10 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ModelState
     reason: str = ""
     """Why it cannot be served."""
+    capabilities: tuple[str, ...] = ()
+    """`completion`, `embedding`, `vision`, `audio`, `tools`, `thinking`, ...; empty until it has been loaded once."""
+    answer_formats: str = ""
+    """The parsers of its tool calls and reasoning, and what chose them."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):

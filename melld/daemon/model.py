@@ -26,6 +26,7 @@ from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import WARM, Place
 from melld.engine.host.template import TemplateProcess
+from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import option_behind
 from melld.errors import MelldError
 from melld.scheduler.view import ClusterView
@@ -97,6 +98,7 @@ class ServedModel:
         self._closed_until_s = 0.0
         self.frontend: Any = None
         """`Frontend`, once the first worker has been ready."""
+        self._capabilities: tuple[str, ...] = ()
         self.serving: Any = None
         """vLLM's serving classes (`init_app_state`), from then on too."""
 
@@ -117,12 +119,13 @@ class ServedModel:
 
     async def open(self, template: TemplateProcess, prepared: tuple[Any, Namespace]) -> None:
         """Make the front end, of vLLM's configuration and serving arguments.  A worker has been ready."""
-        from melld.engine.frontend.frontend import make_frontend, serving_state
+        from melld.engine.frontend.frontend import capabilities_of, make_frontend, serving_state
 
         vllm_config, arguments = prepared
         budget_s = self.parts.config.server.constraint_cpu_s
         self.frontend = make_frontend(self.parts.fleet, template, vllm_config, budget_s)
         self.serving = await serving_state(self.frontend, arguments)
+        self._capabilities = await capabilities_of(self.frontend, arguments)
 
     def loaded(self) -> None:
         """Wake the calls that wait for the model."""
@@ -244,7 +247,17 @@ class ServedModel:
         if any(state in WARM for state in states):
             state = ModelState.LOADED
         elif (reason := self.failure or self.why_not_ready()) is not None and not LOADING.intersection(states):
-            return ModelStatus(model=self.name, names=self.names, state=ModelState.FAILED, reason=reason)
+            return self._status(ModelState.FAILED, reason)
         else:
             state = ModelState.LOADING if LOADING.intersection(states) else ModelState.UNLOADED
-        return ModelStatus(model=self.name, names=self.names, state=state)
+        return self._status(state)
+
+    def _status(self, state: ModelState, reason: str = "") -> ModelStatus:
+        return ModelStatus(
+            model=self.name,
+            names=self.names,
+            state=state,
+            reason=reason,
+            capabilities=self._capabilities,
+            answer_formats=str(answer_formats(self.parts.config.model)),
+        )

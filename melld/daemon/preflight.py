@@ -17,6 +17,7 @@ from melld.config import Config
 from melld.control.status import WorkerState, WorkerStatus
 from melld.daemon.systemd import own_command
 from melld.engine.fleet.place import Place
+from melld.engine.model_files import answer_formats
 from melld.errors import ConfigError, MelldError
 from melld.ids import WorkerId
 from melld.nearest import did_you_mean, nearest
@@ -266,6 +267,9 @@ class StartProgress:
             self._awaited = cluster.min_machines
             where = f"the machines of the Ray cluster at {cluster.address} ({cluster.min_machines} must join)"
         self._say(f"melld: loading {', '.join(model.path for model in config.served)} on {where}")
+        for model in config.served:
+            if (formats := answer_formats(model)).says_something:
+                self._say(f"melld: {model.names[0]}: {formats}")
 
     def became_ready(self, place: Place) -> None:
         """Say that this worker is ready."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from melld.config import AdapterConfig, Config, CpuDevices
+from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import check_option, frontend_options
 from melld.errors import ConfigError
 
@@ -81,6 +82,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
         arguments |= CPU_ARGUMENTS
         arguments["kv_cache_memory_bytes"] = (config.devices.cpu or CpuDevices()).kv_cache_bytes
     arguments |= _lora_arguments(config.model.lora, device_kind)
+    own |= answer_formats(config.model).options
     return arguments | {key: value for key, value in own.items() if key not in frontend_options()}
 
 

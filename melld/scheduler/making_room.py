@@ -2,8 +2,8 @@
 
 A promise: room that moves make on a worker is kept for the large head of the line.
 
-    none ─made─► standing ─► none      placed, gone, too many of its moves aborted, `MOST_S` over, or one of its priority
-                                       has lost its worker and goes first
+    none ─made─► standing ─► none      placed, gone, too many of its moves aborted, `MOST_S` over,
+                                       or behind a request of its priority that lost its worker
 
 Meanwhile others may pass it, into any other room.  At most one stands at a time.
 

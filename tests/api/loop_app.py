@@ -38,7 +38,7 @@ STEP = 8
 """Tokens in a step: as many as a worker makes in some tens of milliseconds."""
 PART_OF_A_CHARACTER = 200
 """The token whose log-probability takes vLLM longest to tell."""
-VLLM = {"max_model_len": 32768, "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+VLLM = {"max_model_len": 32768}
 TASKS = {"generate": ("generate",), "pooling": ("embed",)}
 VECTOR = torch.linspace(-1, 1, 1024)
 """An embedding as long as most."""

@@ -38,11 +38,13 @@ _TEMPLATE_KEYS = ("chat_template", "tokenize")
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """Permissions that the operator gives clients, by options of `[model.vllm]` that are off by default."""
+    """What the operator and the model allow clients, by options of `[model.vllm]`."""
 
     chat_template: bool = False
     multimodal_kwargs: bool = False
     local_media: bool = False
+    no_tools_because: str = ""
+    """Why the model's tool calls cannot be read; empty if they can."""
 
 
 def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> None:
@@ -61,7 +63,7 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
             _check_media(body.get(name), name, budget)
     for name in ("messages", "input"):
         _check_history(body.get(name), name, limits)
-    _check_tool_choice(body)
+    _check_tools(body, trust)
     _check_constraints(body, limits.max_constraint_bytes)
     for schema in _tool_schemas(body.get("tools"), budget):
         check_schema(schema, "tools", budget)
@@ -176,9 +178,11 @@ def _names_files(part: dict[str, Any]) -> bool:
     return any(isinstance(url, str) and url[:16].strip().lower().startswith("file:") for url in found)
 
 
-def _check_tool_choice(body: dict[str, Any]) -> None:
+def _check_tools(body: dict[str, Any], trust: Trust) -> None:
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
+    if trust.no_tools_because and body.get("tools") and kind != "none":
+        raise bad("tools", trust.no_tools_because)
     if kind not in (None, "none", "auto") and not body.get("tools"):
         raise bad("tool_choice", "tool_choice needs tools to choose from")
 

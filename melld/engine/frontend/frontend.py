@@ -44,6 +44,7 @@ from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
 from melld.engine.host.template import TemplateProcess
+from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import frontend_options
 from melld.errors import MelldError
 
@@ -210,6 +211,8 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
 def serving_arguments(config: Config, engine_arguments: dict[str, Any], vllm_config: VllmConfig) -> Namespace:
     """Return the namespace that `vllm serve` would have for its API, or raise vLLM's error for a bad value."""
     options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
+    formats = answer_formats(config.model)
+    options |= formats.options
     ours = {key: value for key, value in options.items() if key in frontend_options()}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
@@ -217,6 +220,7 @@ def serving_arguments(config: Config, engine_arguments: dict[str, Any], vllm_con
     arguments.structured_outputs_config = vllm_config.structured_outputs_config
     arguments.lora_modules = [LoRAModulePath(name=one.name, path=one.path) for one in config.model.lora] or None
     arguments.enable_flash_late_interaction = False  # a query's vectors would be on one worker, its documents anywhere
+    arguments.no_tools_because = formats.no_tools_because
     validate_parsed_serve_args(arguments)
     return arguments
 
@@ -226,3 +230,18 @@ async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
     return state
+
+
+TASK_WORDS = {"generate": "completion", "embed": "embedding", "classify": "classification"}
+MODALITY_WORDS = {"image": "vision"}
+
+
+async def capabilities_of(frontend: Frontend, arguments: Namespace) -> tuple[str, ...]:
+    """Return what a model can be asked for, in the words of Ollama's list: `completion`, `vision`, `tools`, ..."""
+    tasks = [one for one in await frontend.get_supported_tasks() if not one.startswith("token_")]
+    processor = frontend.renderer.mm_processor
+    modalities = () if processor is None else processor.info.allowed_mm_limits
+    words = [TASK_WORDS.get(one, one) for one in tasks] + [MODALITY_WORDS.get(one, one) for one in modalities]
+    words += ["tools"] * (arguments.tool_call_parser is not None)
+    words += ["thinking"] * bool(arguments.structured_outputs_config.reasoning_parser)
+    return tuple(dict.fromkeys(words))

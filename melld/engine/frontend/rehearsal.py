@@ -17,17 +17,22 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.lora.request import LoRARequest
+from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
 from melld.config import Config
+from melld.engine.answer_formats import AUTO, NONE
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
 from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
+from melld.engine.model_files import REASONING_KEY, TOOLS_KEY
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
+from melld.nearest import did_you_mean
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
@@ -53,10 +58,23 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
             raise ConfigError("[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
+        _check_parsers(arguments)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
         asyncio.run(_rehearse(vllm_config, arguments))
         return vllm_config, arguments
+
+
+def _check_parsers(arguments: Namespace) -> None:
+    """Raise `ConfigError` for a parser that vLLM lacks, with the nearest that it has."""
+    reasoning = arguments.structured_outputs_config.reasoning_parser
+    for key, name, known in (
+        (TOOLS_KEY, arguments.tool_call_parser, ToolParserManager.list_registered()),
+        (REASONING_KEY, reasoning, ReasoningParserManager.list_registered()),
+    ):
+        if name and name not in known:
+            others = f"{AUTO}, {NONE}, {', '.join(sorted(known))}"
+            raise ConfigError(f"[model.vllm] {key}", f"{name!r} is not one of {others}{did_you_mean(name, known)}")
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
