@@ -115,5 +115,5 @@ class Completions(OpenAIServingCompletion):  # type: ignore[misc]  # vLLM is not
             places = next_places() if token_ids else None
             return make(token_ids=token_ids, places=places, **arguments)
 
-        own._create_completion_logprobs = make_placed  # type: ignore[method-assign]  # noqa: SLF001
+        own._create_completion_logprobs = make_placed  # type: ignore[method-assign, assignment]  # noqa: SLF001
         return own

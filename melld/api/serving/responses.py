@@ -5,7 +5,7 @@ import copy
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItem, ResponseOutputItemDoneEvent
+from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItemDoneEvent
 from openai.types.responses.response_output_text import Logprob
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
@@ -17,7 +17,7 @@ from melld.engine.frontend.token_texts import true_bytes
 
 
 class _Incomplete(ResponseIncompleteEvent):
-    response: ResponsesResponse  # type: ignore[assignment]
+    response: ResponsesResponse
 
 
 class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
@@ -35,8 +35,8 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
 
     def _make_response_output_items(
         self, request: ResponsesRequest, final_output: CompletionOutput, *more: Any, **named: Any
-    ) -> list[ResponseOutputItem]:
-        items: list[ResponseOutputItem] = super()._make_response_output_items(request, final_output, *more, **named)
+    ) -> list[Any]:
+        items: list[Any] = super()._make_response_output_items(request, final_output, *more, **named)
         if items and _is_cut(final_output):
             items[-1].status = "incomplete"
         return items
@@ -60,7 +60,8 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
                 else:
                     yield event
         if held is not None:
-            held.item.status = "incomplete"
+            item: Any = held.item
+            item.status = "incomplete"
             yield held
 
     def _with_unsaid(
@@ -102,7 +103,8 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
     def _create_response_logprobs(self, **arguments: Any) -> list[Logprob]:
         made: list[Logprob] = super()._create_response_logprobs(**arguments)
         for entry in made:
-            for one in (entry, *entry.top_logprobs):
+            tokens: tuple[Any, ...] = (entry, *entry.top_logprobs)
+            for one in tokens:
                 one.bytes = true_bytes(one.bytes)
         return made
 

@@ -32,13 +32,13 @@ class CountedCompletions(Completions):
         return super().request_output_to_completion_response(final_res_batch, request, *arguments)
 
     def completion_stream_generator(
-        self, request: CompletionRequest, engine_inputs: list[Any], results: Any, *arguments: Any, **named: Any
+        self, request: CompletionRequest, engine_inputs: list[Any], result_generator: Any, *more: Any, **named: Any
     ) -> AsyncGenerator[str, None]:
         """See vLLM, which reads the cached tokens of the first result."""
         cached: dict[int, int] = {}
-        noted = _noted(results, request, cached)
+        noted = _noted(result_generator, request, cached)
         events: AsyncGenerator[str, None]
-        events = super().completion_stream_generator(request, engine_inputs, noted, *arguments, **named)
+        events = super().completion_stream_generator(request, engine_inputs, noted, *more, **named)
         return events if len(engine_inputs) == 1 else _with_all_cached(events, cached)
 
 

@@ -96,11 +96,10 @@ class Masks:
     def _allowed(self, outputs: Iterable[Any]) -> Iterator[Any]:
         for output in outputs:
             state = self._states.get(output.request_id)
-            mask = None if state is None else self._masks.get(state)
-            try:
-                if mask is not None:
+            if state is not None and (mask := self._masks.get(state)) is not None:
+                try:
                     mask.check(output.new_token_ids)
-            except NoTokenLeft as error:
-                state.queue.put(error)
-            else:
-                yield output
+                except NoTokenLeft as error:
+                    state.queue.put(error)
+                    continue
+            yield output

@@ -18,7 +18,7 @@ _MARK = "bytes:\\x"
 _MARK_BYTES = list(_MARK.encode())
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 """A byte in vocabularies of SentencePiece."""
-_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 """The bytes in vocabularies of bytes, by what stands for them there."""
 
 Decode = Callable[[Any, list[int]], list[str]]
