@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from pydantic import ValidationError
 from starlette.datastructures import State
 from transformers.utils.chat_template_utils import _compile_jinja_template
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.lora.request import LoRARequest
 from vllm.renderers.chat_utils import load_chat_template
@@ -26,11 +26,15 @@ from melld.config import Config
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
 from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
+from melld.engine.layers import kept_by, specs_without_weights
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
+from melld.kvstore.kept import moves_text
+from melld.migrate.snapshot import MoveRefusal
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
+UNTOLD = "the start will tell"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -59,6 +63,23 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         return vllm_config, arguments
 
 
+def moves_of(vllm_config: VllmConfig) -> str:
+    """Return how requests of the model will move, as far as that is known without a worker.  For `check-config` alone.
+
+    vLLM may build a model for several devices only in as many processes, and some only on the device itself.
+    """
+    model = vllm_config.model_config
+    if vllm_config.parallel_config.world_size > 1:
+        return UNTOLD
+    try:
+        kept = kept_by(specs_without_weights(vllm_config))
+    except Exception:  # the workers will tell, whatever it is
+        log.debug("the model cannot be built without weights", exc_info=True)
+        return UNTOLD
+    refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
+    return moves_text(kept, _tasks_of(model), refusal)
+
+
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
     """An engine without outputs."""
 
@@ -79,9 +100,7 @@ class _Nobody(EngineCoreClient):  # type: ignore[misc]
 
 async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
     """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
-    model = vllm_config.model_config
-    task = "transcription" if model.is_encoder_decoder else "generate"
-    tasks = (task,) if model.runner_type == "generate" else ()
+    tasks = _tasks_of(vllm_config.model_config)
     with client_made_by(_Nobody()):
         frontend = AsyncLLM(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
@@ -90,6 +109,11 @@ async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
         await init_app_state(frontend, State(), arguments, tasks)
     finally:
         frontend.shutdown()
+
+
+def _tasks_of(model: ModelConfig) -> tuple[str, ...]:
+    task = "transcription" if model.is_encoder_decoder else "generate"
+    return (task,) if model.runner_type == "generate" else ()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.engine.layers import kept_by, specs_in
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import WorkerSpec
 from melld.kvstore.geometry import KvGeometry
@@ -195,6 +196,7 @@ def ready_of(
         max_requests=engine.scheduler.max_num_active_reqs,
         caches_prefixes=bool(cache.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
+        kept=kept_by(specs_in(engine.scheduler.kv_cache_config.kv_cache_groups)),
         load_s=load_s,
         ready_response=response,
     )
