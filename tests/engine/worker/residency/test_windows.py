@@ -1,6 +1,7 @@
 """A model whose layers see different stretches of the text: windows keep the latest blocks alone, and move so."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from melld.migrate.snapshot import CopyPlan, MoveRefusal
 from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
-from tests.tiny_models import WINDOW, make_windowed
+from tests.families.family import WINDOW
 
 BLOCK = 32
 CALM = {"temperature": 0.0, "ignore_eos": True}
@@ -18,11 +19,9 @@ LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 48})
 
 
 @pytest.fixture(scope="module")
-def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def shared_pair(model_of: Callable[[str], Path]) -> Iterator[Pair]:
     """Two workers: a group of layers that see all, two that see the last 64 tokens."""
-    model = tmp_path_factory.mktemp("model") / "windowed"
-    make_windowed(model)
-    with two_workers(model, {}) as workers:
+    with two_workers(model_of("gemma3"), {}) as workers:
         yield Pair(*workers)
 
 
