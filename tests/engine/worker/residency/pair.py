@@ -130,6 +130,11 @@ class Pair:
         """The worker that this one is not."""
         return self.there if worker is self.here else self.here
 
+    def spoil(self) -> None:
+        """Have nothing pass because a block happens to hold what it should, or nothing."""
+        for worker in (self.here, self.there):
+            worker("spoil")
+
     def move(self, running: Running, via: str = "kv", *, decode_meanwhile: int = 3) -> RequestSnapshot | None:
         """One live move: reserve, copy full blocks while it decodes on, freeze, copy the rest, attach, release.
 
@@ -142,7 +147,7 @@ class Pair:
         reservation = target("reserve", core_request, tokens, room, facts.num_computed_tokens if via == "kv" else 0)
         plan = CopyPlan(reservation)
         if via == "kv":
-            self._copy(plan, reservation, source, target, facts.full_block_ids, facts.block_epoch)
+            self.copy(plan, reservation, source, target, facts.full_block_ids, facts.block_epoch)
         self.step(decode_meanwhile)
         if running.answer.finish is not None:
             target("cancel", name)
@@ -164,7 +169,7 @@ class Pair:
             source("thaw", name)
             return None
         if via == "kv":
-            self._copy(plan, reservation, source, target, snapshot.block_ids, snapshot.block_epoch)
+            self.copy(plan, reservation, source, target, snapshot.block_ids, snapshot.block_epoch)
         target("attach", raw, via)
         running.home = target
         source("release", name)
@@ -178,7 +183,7 @@ class Pair:
             still = source("stillness", name)
         return bool(still == "settled")
 
-    def _copy(self, plan: CopyPlan, reservation: Any, source: Any, target: Any, blocks: Any, epoch: int) -> None:
+    def copy(self, plan: CopyPlan, reservation: Any, source: Any, target: Any, blocks: Any, epoch: int) -> None:
         blocks, into, places = plan.missing(blocks, epoch, reservation)
         target("pull", source("handle"), blocks, into)
         plan.copied(places, epoch)

@@ -27,9 +27,9 @@ def shared_pair(model_of: Callable[[str], Path]) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def geometry(shared_pair: Pair) -> KvGeometry:
-    windows = shared_pair.here("windows")
-    assert set(windows) == {0, WINDOW}
-    return KvGeometry(BLOCK, 1, windows)
+    groups = shared_pair.here("groups")
+    assert {(group.window, group.block_tokens) for group in groups} == {(0, BLOCK), (WINDOW, BLOCK)}
+    return KvGeometry(BLOCK, 1, groups)
 
 
 def real_blocks(groups: Any) -> list[int]:
@@ -64,8 +64,8 @@ def test_nothing_is_reserved_or_copied_behind_a_window(pair: Pair, geometry: KvG
     words = pair.here("core_request", running.request_id)
     reservation = pair.there("reserve", *words, 0, facts.num_computed_tokens)
     assert sum(real_blocks(reservation.block_ids)) <= geometry.blocks_for_tokens(facts.num_tokens)
-    for window, blocks in zip(geometry.windows, real_blocks(facts.full_block_ids), strict=True):
-        assert blocks == (WINDOW // BLOCK if window else facts.num_computed_tokens // BLOCK)
+    for group, blocks in zip(geometry.groups, real_blocks(facts.full_block_ids), strict=True):
+        assert blocks == (WINDOW // BLOCK if group.window else facts.num_computed_tokens // BLOCK)
     pair.there("cancel", running.request_id)
     pair.finish(running)
 
