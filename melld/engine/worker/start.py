@@ -103,6 +103,9 @@ def build_engine(
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
     if config.device_config.device_type == "cpu":
+        from melld.engine.worker.vllm_on_cpu.mends import mend
+
+        mend()
         hold_kv_in_shared_memory()
     if config.parallel_config.world_size > 1:
         executor = among_ranks(executor)

@@ -182,6 +182,9 @@ class Worker:
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
             schedule_asynchronously(self.config)
         if self.config.device_config.device_type == "cpu":
+            from melld.engine.worker.vllm_on_cpu.mends import mend
+
+            mend()
             hold_kv_in_shared_memory()
         executor = Executor.get_class(self.config)
         self.engine = EngineCore(self.config, arena.hold_kv_of(executor) if arena else executor, log_stats=True)
