@@ -15,7 +15,7 @@ import msgspec
 
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.runner import Runner
-from melld.engine.worker.residency.states import keeps_state, state_of
+from melld.engine.worker.residency.states import can_copy_states, keeps_state, state_of
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
@@ -110,6 +110,10 @@ class Departures:
         request, scheduler = departure.request, self._scheduler
         del self.frozen[request_id]
         scheduler.requests[request_id] = request
+        if not can_copy_states(scheduler) and request.num_computed_tokens:  # nor can a step find them again
+            scheduler.kv_cache_manager.free(request)
+            request.num_computed_tokens = 0
+            request.num_preemptions += 1
         if request.status == RequestStatus.RUNNING:
             # Its slot may be taken.  A preempted request that holds KV gets the first free one.
             request.status = RequestStatus.PREEMPTED

@@ -75,14 +75,16 @@ def _mark(runner: Any, scheduled_tokens: dict[str, int]) -> None:
 def forget_states(runner: Any) -> None:
     """Have this runner (vllm.v1.worker.gpu_model_runner) forget at once in which column an ended request's state was.
 
-    A fix of vLLM 0.32.0, which forgets it only in a step that computes: after one that does not, a request of the same
-    id that comes back is taken to have its state where it once was.
+    A fix of vLLM 0.32.0, which forgets it only in a step that computes, and not for a request that is new again: one
+    that comes back under its id would be taken to have its state where it once was.
     """
     update_states = runner._update_states  # noqa: SLF001
 
     def forget_and_update(scheduler_output: Any) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             runner.mamba_state_idx.pop(request_id, None)
+        for request in scheduler_output.scheduled_new_reqs:
+            runner.mamba_state_idx.pop(request.req_id, None)
         return update_states(scheduler_output)
 
     runner._update_states = forget_and_update  # noqa: SLF001

@@ -1,15 +1,18 @@
 """Layers that keep a state instead of KV: it moves with the request, and nothing else is taken for it."""
 
+import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from melld.kvstore.geometry import KvGeometry
 from melld.migrate.snapshot import CopyPlan, MoveRefusal, RequestSnapshot
-from tests.engine.worker.residency.driver import Refused
+from tests.engine.worker.residency.driver import Answer, Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import CASES, GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
 
@@ -18,7 +21,7 @@ LONG = Case("over several blocks", LONG_PROMPT, CALM | {"max_tokens": 200})
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba 2": ("granite4_h", {}),
     "without a prefix cache": ("granite4_h", {"enable_prefix_caching": False}),
-    "gated delta nets": ("qwen3_5", {}),
+    "gated delta nets": ("qwen3_next", {}),
     "short convolutions": ("lfm2", {}),
     "Mamba 1": ("jamba", {}),
     "beside attention in each layer": ("falcon_h1", {}),
@@ -43,6 +46,14 @@ def pair(pair: Pair) -> Pair:
     return pair
 
 
+def are_nearly_equal(answer: Answer, unmoved: Answer) -> bool:
+    """Whether they are equal but for rounding: some layers compute a prompt by other sums than single tokens."""
+    for ours, theirs in ((answer.logprobs, unmoved.logprobs), (answer.prompt_logprobs, unmoved.prompt_logprobs)):
+        if len(ours) != len(theirs) or not np.allclose(ours, theirs, atol=1e-3):
+            return False
+    return answer == replace(unmoved, logprobs=answer.logprobs, prompt_logprobs=answer.prompt_logprobs)
+
+
 def block_tokens(pair: Pair) -> int:
     """Of how many tokens a block of attention is."""
     return int(next(group.block_tokens for group in pair.here("groups") if not group.keeps_state))
@@ -52,7 +63,7 @@ def block_tokens(pair: Pair) -> int:
 def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
     assert len(set(pair.unmoved(GREEDY).tokens)) > 5
-    pair.check_moves([(case, via) for case in CASES], 9)
+    pair.check_moves([(case, via) for case in CASES], 9, operator.eq if via == "kv" else are_nearly_equal)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
@@ -134,8 +145,8 @@ def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair, via: str) ->
     assert expected == pair.finish(*running)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, steps: int) -> None:
+@pytest.mark.parametrize("is_computed_again", [False, True])
+def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, is_computed_again: bool) -> None:
     """Until it is computed again there is no state to copy: it stays where it is."""
     expected = pair.unmoved(LONG)
     running = pair.start(LONG)
@@ -145,8 +156,10 @@ def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, s
     reservation = pair.there("reserve", *pair.here("core_request", name), 0, facts.num_computed_tokens)
     pair.here("push_out", name)
     pair.spoil()
-    pair.step(steps)
-    if steps == 3:  # all of it is computed again
+    pair.step()
+    if is_computed_again:
+        while pair.here("facts", name).num_computed_tokens < facts.num_computed_tokens:
+            pair.step()
         pair.complete(running, CopyPlan(reservation))
     else:
         with pytest.raises(Refused) as refused:
