@@ -51,12 +51,18 @@ def with_windows(directory: Path) -> tuple[str, ...]:
     return ()
 
 
+def with_states(directory: Path) -> tuple[str, ...]:
+    make_model_of("granite4_h", directory / "demo")
+    return ()
+
+
 KINDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "adapter": with_adapter,
     "drafter": with_drafter,
     "eagle": with_head,
     "images": with_images,
     "windows": with_windows,
+    "states": with_states,
 }
 OWN: dict[str, dict[str, Any]] = {
     "adapter": {"model": "poet"},

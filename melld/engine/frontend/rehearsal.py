@@ -47,13 +47,9 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
-        if vllm_config.model_config.has_inner_state:
-            raise ConfigError(
-                "[model] path",
-                "a model with Mamba layers: vLLM's CPU kernels fail at long prompts, and moves are untried",
-            )
-        keeps_no_kv = vllm_config.model_config.attn_type in ("encoder_only", "attention_free")
-        if keeps_no_kv and not vllm_config.model_config.is_multimodal_model:  # vLLM says so of ColPali, too
+        model = vllm_config.model_config
+        keeps_no_kv = model.attn_type in ("encoder_only", "attention_free") and not model.has_inner_state
+        if keeps_no_kv and not model.is_multimodal_model:  # vLLM says so of ColPali, too
             raise ConfigError("[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)

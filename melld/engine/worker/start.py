@@ -104,6 +104,9 @@ def build_engine(
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
     if config.device_config.device_type == "cpu":
+        from melld.engine.worker.vllm_on_cpu.mends import mend
+
+        mend()
         hold_kv_in_shared_memory()
     if config.parallel_config.world_size > 1:
         executor = among_ranks(executor)
@@ -179,14 +182,13 @@ def ready_of(
     engine: "EngineCore", shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
-    from melld.engine.worker.residency.block_tables import encoder_tokens_of, windows_of
+    from melld.engine.worker.residency.block_tables import encoder_tokens_of, groups_of
 
-    cache = engine.vllm_config.cache_config
+    cache, scheduler = engine.vllm_config.cache_config, engine.scheduler
     block_bytes = shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine)
-    beside = windows_of(engine.scheduler), encoder_tokens_of(engine.scheduler)
     return wire.WorkerReady(
         total_blocks=engine.scheduler.kv_cache_config.num_blocks - 1,  # no request can use vLLM's null block
-        geometry=KvGeometry(cache.block_size, block_bytes, *beside),
+        geometry=KvGeometry(int(scheduler.block_size), block_bytes, groups_of(scheduler), encoder_tokens_of(scheduler)),
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         far_kv_handle=shared.agent.handle if shared.agent is not None else b"",

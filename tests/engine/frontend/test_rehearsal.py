@@ -170,12 +170,9 @@ def test_a_model_that_hears_is_prepared(told: list[list[str]]) -> None:
     assert told[-4] == ["served", "hears", "hears"]
 
 
-def test_a_model_with_mamba_layers_is_refused(told: list[list[str]]) -> None:
-    """Its first long prompt would end two workers."""
-    assert told[-3] == [
-        "[model] path",
-        "a model with Mamba layers: vLLM's CPU kernels fail at long prompts, and moves are untried",
-    ]
+def test_a_model_with_states_is_prepared(told: list[list[str]]) -> None:
+    """Some of its layers keep a state instead of KV."""
+    assert told[-3] == ["served", "remembers", "remembers"]
 
 
 def test_an_encoder_alone_is_refused(told: list[list[str]]) -> None:

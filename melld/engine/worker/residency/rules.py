@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from melld.engine.pin import VLLM_VERSION
+from melld.engine.worker.residency.states import can_copy_states, keeps_state
 from melld.migrate.snapshot import MoveRefusal, Via
 
 if TYPE_CHECKING:
@@ -31,15 +32,20 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
 
 
 def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why KV blocks of this engine cannot be copied, or None: some hold neither full nor windowed attention."""
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
-
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    plain = all(type(manager) in (FullAttentionManager, SlidingWindowManager) for manager in managers)
-    plain &= all(manager.block_size == scheduler.block_size for manager in managers)
-    if not plain or scheduler.needs_kv_cache_zeroing or scheduler.dcp_world_size > 1:
+    """Return why KV blocks of this engine cannot be copied, or None: what some of them hold is not known to be all."""
+    groups = scheduler.kv_cache_manager.coordinator.single_type_managers
+    if not all(keeps_state(group) or _keeps_plain_kv(group) for group in groups) or scheduler.dcp_world_size > 1:
         return MoveRefusal.KV_LAYOUT
-    return None
+    return None if can_copy_states(scheduler) else MoveRefusal.STATES
+
+
+def _keeps_plain_kv(group: Any) -> bool:
+    """Return True if each block of this group holds one entry a token, of all tokens or of the latest ones."""
+    from vllm.v1.core import single_type_kv_cache_manager as managers
+
+    known = managers.FullAttentionManager, managers.SlidingWindowManager, managers.ChunkedLocalAttentionManager
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", {}).values() or [group.kv_cache_spec]
+    return type(group) in known and all(spec.tokens_per_state == 1 for spec in specs)
 
 
 def request_refusal(request: "Request", via: Via) -> MoveRefusal | None:
@@ -72,6 +78,9 @@ def engine_name(engine: "EngineCore") -> str:
         config.model_config.max_model_len,
         config.model_config.quantization,
         config.cache_config.cache_dtype,
+        config.cache_config.mamba_cache_dtype,
+        config.cache_config.mamba_ssm_cache_dtype,
+        config.cache_config.mamba_cache_mode,
         str(getattr(config.cache_config, "kv_cache_layout", "")),
         config.device_config.device_type,
         config.parallel_config.tensor_parallel_size,

@@ -1,4 +1,4 @@
-"""KV of other kinds moves as the demo model's does: latent vectors, and numbers of eight bits."""
+"""KV of other kinds moves as the demo model's does: latent vectors, numbers of eight bits, KV that layers share."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.long
 KINDS: dict[str, Any] = {
     "latent": ("deepseek_v3", CPU_MLA),
     "fp8": ("llama3", {"kv_cache_dtype": "fp8"}),
+    "shared by layers": ("gemma4_e", {}),
 }
 HAS_AVX512 = "avx512" in Path("/proc/cpuinfo").read_text()
 
