@@ -32,7 +32,6 @@ from melld.daemon.wiring import let_devices, make_parts, prepare_frontends
 from melld.engine.fleet.place import Place
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
-from melld.kvstore.kept import moves_text
 from melld.log_lines import take_over_loggers
 
 log = logging.getLogger("melld")
@@ -212,8 +211,7 @@ class Daemon:
         """Show the operator how requests move, where the API is, with a call to try, and which workers do not serve."""
         for model in self._models:
             if (ready := model.parts.fleet.last_ready) is not None:
-                moves = moves_text(ready.kept, ready.supported_tasks, ready.kv_failure)
-                self._say(f"melld: {model.name} moves: {moves}")
+                self._say(f"melld: {model.name} moves: {ready.moves}")
         first = next(model for model in self._models if model.serving is not None)
         directory, status = self.config.server.runtime_directory, self.watch.status()
         missing = [one for one in status.workers if one.state not in SERVING]

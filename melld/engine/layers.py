@@ -20,7 +20,7 @@ def kept_by(specs: Iterable[Any]) -> Kept:
     token_bytes, fixed_bytes = 0.0, 0
     for spec in specs:
         kinds[name := name_of(spec)] = None
-        if name == "MambaSpec":
+        if name.startswith("MambaSpec"):
             fixed_bytes += spec.real_page_size_bytes
         elif kind_of(name).is_bounded:
             tokens = getattr(spec, "sliding_window", 0) or getattr(spec, "attention_chunk_size", 0)
@@ -33,11 +33,13 @@ def kept_by(specs: Iterable[Any]) -> Kept:
 def name_of(spec: Any) -> str:
     """Return the kind of what a layer keeps (`melld.kvstore.kept`).
 
-    Blocks that do not hold one entry a token, and states that depend on drafts, are of no known kind.
+    Blocks of an index, and those that do not hold one entry a token, are of no known kind.
     """
-    is_state = type(spec).__name__ == "MambaSpec"
-    plain = not spec.num_speculative_blocks if is_state else getattr(spec, "tokens_per_state", 1) == 1
-    return type(spec).__name__ if plain else f"{type(spec).__name__}, in another way"
+    name = type(spec).__name__
+    if name == "MambaSpec":
+        return f"{name}, with drafts" if spec.num_speculative_blocks else name
+    plain = getattr(spec, "tokens_per_state", 1) == 1 and getattr(spec, "cache_role", "") != "indexer"
+    return name if plain else f"{name}, in another way"
 
 
 def specs_in(groups: Iterable[Any]) -> Iterator[Any]:

@@ -27,10 +27,11 @@ KINDS = {
     "SlidingWindowSpec": Kind("windows", is_copied=True, is_bounded=True),
     "ChunkedLocalAttentionSpec": Kind("chunks", is_copied=True, is_bounded=True),
     "MambaSpec": Kind("state", is_copied=True, is_bounded=True),
+    "MambaSpec, with drafts": Kind("states that depend on drafts", is_copied=False, is_bounded=True),
     "CrossAttentionSpec": Kind("an encoder's output", is_copied=False, is_bounded=True),
 }
 """By the class that describes a layer's blocks in vLLM (vllm.v1.kv_cache_interface)."""
-UNKNOWN = Kind("blocks of a kind that is not known to be copied in whole", is_copied=False)
+UNKNOWN = Kind("KV of a kind with which no move has been tried", is_copied=False)
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
@@ -50,25 +51,33 @@ def uncopied(kinds: Iterable[str]) -> list[str]:
     return [kind.told for kind in map(kind_of, kinds) if not kind.is_copied]
 
 
+def are_known(kinds: Iterable[str]) -> bool:
+    """Return True if the blocks of requests that keep these may be touched at all; else they stay where they are."""
+    return all(name in KINDS for name in kinds)
+
+
 def kind_of(name: str) -> Kind:
-    """Return the kind of this name; one that is not known is never copied."""
+    """Return the kind of this name."""
     return KINDS.get(name, UNKNOWN)
 
 
-def moves_text(kept: Kept, tasks: Collection[str], refusal: str = "") -> str:
+def moves_text(kept: Kept, tasks: Collection[str], kv_refusal: str = "", refusal: str = "") -> str:
     """Return how requests of the model move, as in `KV with state, 65 MB + 20 KB a token`.
 
-    `tasks`: what vLLM says the model is for; `refusal`: why a worker's KV is not copied, whatever the model is.
+    `tasks`: what vLLM says the model is for; `kv_refusal`: why its KV is not copied, whatever the model is; `refusal`:
+    why nothing moves at all.
     """
+    if refusal or not are_known(kept.kinds):
+        return f"none: {refusal or UNKNOWN.told}"
     if "generate" not in tasks and "transcription" not in tasks:
         return "none: each is answered in one step" + ("" if kept.kinds else ", and no KV is kept")
-    others = uncopied(kept.kinds)
-    if others or refusal:
-        return f"tokens, not KV ({refusal or ', '.join(others)})"
+    if why := ", ".join(uncopied(kept.kinds)) or kv_refusal:
+        return f"tokens, not KV ({why})"
     beside = [kind.told for kind in map(kind_of, kept.kinds) if kind.told]
-    growing = f"{_size(kept.token_bytes)} a token" if kept.token_bytes else ""
-    sizes = [_size(kept.fixed_bytes) if kept.fixed_bytes else "", growing]
-    return " with ".join(["KV", *([" and ".join(beside)] if beside else [])]) + f", {' + '.join(filter(None, sizes))}"
+    way = f"KV with {' and '.join(beside)}" if beside else "KV"
+    sizes = [_size(kept.fixed_bytes)] if kept.fixed_bytes else []
+    sizes += [f"{_size(kept.token_bytes)} a token"] if kept.token_bytes else []
+    return ", ".join([way, *filter(None, [" + ".join(sizes)])])
 
 
 def _size(size: float) -> str:

@@ -7,6 +7,11 @@ from tests.families.poolers import POOLERS
 from tests.families.texts import TEXTS
 
 FAMILIES: dict[str, Family] = TEXTS | POOLERS
+WITHOUT_CPU = {
+    "nemotron_h_moe": "vLLM's CPU build has no experts without a gate",
+    "kimi_linear": "vLLM's CPU build has no such layers",
+}
+"""Families that vLLM does not run on a CPU, and why."""
 
 
 def make_model_of(name: str, directory: Path) -> None:

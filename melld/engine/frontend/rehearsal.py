@@ -64,7 +64,6 @@ def moves_of(vllm_config: VllmConfig) -> str:
 
     vLLM may build a model for several devices only in as many processes, and some only on the device itself.
     """
-    model = vllm_config.model_config
     if vllm_config.parallel_config.world_size > 1:
         return UNTOLD
     try:
@@ -73,7 +72,7 @@ def moves_of(vllm_config: VllmConfig) -> str:
         log.debug("the model cannot be built without weights", exc_info=True)
         return UNTOLD
     refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
-    return moves_text(kept, _tasks_of(model), refusal)
+    return moves_text(kept, _tasks_of(vllm_config.model_config), refusal=refusal)
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]

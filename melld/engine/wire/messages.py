@@ -13,7 +13,6 @@ import msgspec
 
 from melld.ids import NO_EVENT, EventId
 from melld.kvstore.geometry import KvGeometry
-from melld.kvstore.kept import Kept
 from melld.migrate.messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
 
@@ -146,7 +145,8 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]
     load_s: float
-    kept: Kept = Kept()
+    moves: str = ""
+    """How requests of the model move, in words: `kvstore.kept.moves_text`."""
     caches_prefixes: bool = False
     """True if it keeps the KV of ended requests for later ones that begin alike."""
     ready_response: bytes
