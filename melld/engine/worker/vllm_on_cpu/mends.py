@@ -6,6 +6,7 @@ Owns every such mend.  For each there is a test that fails once the pinned vLLM 
 import functools
 
 import torch
+from vllm import _custom_ops
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
@@ -14,6 +15,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from melld.engine.worker.vllm_on_cpu.gated_delta_net import gated_delta_net
+from melld.engine.worker.vllm_on_cpu.selective_scan import selective_scan
 
 ROTARY_KERNEL = RotaryEmbedding.forward_cpu
 
@@ -25,6 +27,7 @@ def mend() -> None:
     RotaryEmbedding.forward_cpu = rotate
     # vLLM makes an op of this name's function when it builds the first such layer.
     gdn_attention.cpu_gdn_attention_core = gated_delta_net
+    _custom_ops.selective_scan_fwd = selective_scan
 
 
 class WithoutCheckpoints(MambaMixer2):  # type: ignore[misc]
