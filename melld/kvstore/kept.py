@@ -4,7 +4,7 @@ The one table for all who say so: the refusal of a copy, `melld check-config`, t
 imports vLLM: `engine/layers.py` reads its descriptions of a model's layers.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ KINDS = {
     "CrossAttentionSpec": Kind("an encoder's output", is_copied=False, is_bounded=True),
 }
 """By the class that describes a layer's blocks in vLLM (vllm.v1.kv_cache_interface)."""
-UNKNOWN = Kind("KV of a kind with which no move has been tried", is_copied=False)
+UNTRIED = Kind("KV of a kind with which no move has been tried", is_copied=False)
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
@@ -58,18 +58,18 @@ def are_known(kinds: Iterable[str]) -> bool:
 
 def kind_of(name: str) -> Kind:
     """Return the kind of this name."""
-    return KINDS.get(name, UNKNOWN)
+    return KINDS.get(name, UNTRIED)
 
 
-def moves_text(kept: Kept, tasks: Collection[str], kv_refusal: str = "", refusal: str = "") -> str:
+def moves_text(kept: Kept, generates: bool, kv_refusal: str = "", refusal: str = "") -> str:
     """Return how requests of the model move, as in `KV with state, 65 MB + 20 KB a token`.
 
-    `tasks`: what vLLM says the model is for; `kv_refusal`: why its KV is not copied, whatever the model is; `refusal`:
-    why nothing moves at all.
+    `generates`: whether it writes tokens, or pools; `kv_refusal`: why its KV is not copied, whatever the model is;
+    `refusal`: why nothing moves at all.
     """
     if refusal or not are_known(kept.kinds):
-        return f"none: {refusal or UNKNOWN.told}"
-    if "generate" not in tasks and "transcription" not in tasks:
+        return f"none: {refusal or UNTRIED.told}"
+    if not generates:
         return "none: each is answered in one step" + ("" if kept.kinds else ", and no KV is kept")
     if why := ", ".join(uncopied(kept.kinds)) or kv_refusal:
         return f"tokens, not KV ({why})"

@@ -74,7 +74,6 @@ ROWS = (
     Row("Whisper", (), (FULL, ENCODED)),
 )
 WORDS = {FULL: "full attention", **{name: kind.told for name, kind in KINDS.items() if kind.told}}
-USES = {TEXT: ("generate",), POOLING: ("embed",), DRAFTERS: ("generate",)}
 UNTOLD = "as their language model's"
 
 
@@ -116,7 +115,7 @@ def _by_moves(*uses: str) -> Iterable[tuple[str, list[str]]]:
         if one.use in uses:
             keeps = tuple(sorted(one.keeps, key=[*KINDS, *one.keeps].index))
             known = keeps or one.use == POOLING
-            moves = moves_text(Kept(keeps), USES[one.use]) if known else UNTOLD
+            moves = moves_text(Kept(keeps), one.use != POOLING) if known else UNTOLD
             found.setdefault(moves, []).append(one.name)
     return sorted(found.items(), key=lambda item: -len(item[1]))
 

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from pydantic import ValidationError
 from starlette.datastructures import State
 from transformers.utils.chat_template_utils import _compile_jinja_template
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.lora.request import LoRARequest
 from vllm.renderers.chat_utils import load_chat_template
@@ -72,7 +72,7 @@ def moves_of(vllm_config: VllmConfig) -> str:
         log.debug("the model cannot be built without weights", exc_info=True)
         return UNTOLD
     refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
-    return moves_text(kept, _tasks_of(vllm_config.model_config), refusal=refusal)
+    return moves_text(kept, vllm_config.model_config.runner_type == "generate", refusal=refusal)
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
@@ -95,7 +95,9 @@ class _Nobody(EngineCoreClient):  # type: ignore[misc]
 
 async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
     """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
-    tasks = _tasks_of(vllm_config.model_config)
+    model = vllm_config.model_config
+    task = "transcription" if model.is_encoder_decoder else "generate"
+    tasks = (task,) if model.runner_type == "generate" else ()
     with client_made_by(_Nobody()):
         frontend = AsyncLLM(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
@@ -104,11 +106,6 @@ async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
         await init_app_state(frontend, State(), arguments, tasks)
     finally:
         frontend.shutdown()
-
-
-def _tasks_of(model: ModelConfig) -> tuple[str, ...]:
-    task = "transcription" if model.is_encoder_decoder else "generate"
-    return (task,) if model.runner_type == "generate" else ()
 
 
 @contextlib.contextmanager

@@ -184,10 +184,8 @@ def ready_of(
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
     from melld.engine.worker.residency.block_tables import encoder_tokens_of, groups_of
-    from melld.engine.worker.residency.rules import engine_refusal
 
-    cache, scheduler, tasks = engine.vllm_config.cache_config, engine.scheduler, list(engine.get_supported_tasks())
-    kept, refusal = kept_by(specs_in(scheduler.kv_cache_config.kv_cache_groups)), engine_refusal(scheduler)
+    cache, scheduler = engine.vllm_config.cache_config, engine.scheduler
     block_bytes = shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine)
     return wire.WorkerReady(
         total_blocks=engine.scheduler.kv_cache_config.num_blocks - 1,  # no request can use vLLM's null block
@@ -200,11 +198,22 @@ def ready_of(
         resident_bytes=resident_bytes(engine),
         max_requests=engine.scheduler.max_num_active_reqs,
         caches_prefixes=bool(cache.enable_prefix_caching),
-        supported_tasks=tasks,
-        moves=moves_text(kept, tasks, shared.failure, refusal.value if refusal else ""),
+        supported_tasks=list(engine.get_supported_tasks()),
+        moves=_moves_of(engine, shared),
         load_s=load_s,
         ready_response=response,
     )
+
+
+def _moves_of(engine: "EngineCore", shared: "Shared") -> str:
+    from melld.engine.worker.residency.rules import engine_refusal
+
+    kept, refusal = (
+        kept_by(specs_in(engine.scheduler.kv_cache_config.kv_cache_groups)),
+        engine_refusal(engine.scheduler),
+    )
+    generates = not {"generate", "transcription"}.isdisjoint(engine.get_supported_tasks())
+    return moves_text(kept, generates, shared.failure, refusal.value if refusal else "")
 
 
 def resident_bytes(engine: "EngineCore") -> int:

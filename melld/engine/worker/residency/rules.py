@@ -30,7 +30,7 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
         return MoveRefusal.SPECULATIVE
     if scheduler.aux_output_connector is not None:
         return MoveRefusal.AUXILIARY_OUTPUT
-    return None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNKNOWN_KV
+    return None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV
 
 
 def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:

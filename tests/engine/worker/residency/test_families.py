@@ -1,4 +1,4 @@
-"""Every family of docs/models.md that writes text: what it keeps is what the page says, and it moves as the page says."""
+"""Every family of docs/models.md that writes text keeps what the page says, and moves as the page says."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
