@@ -25,11 +25,13 @@ from benchmarks.answers_vs_vllm import flags_for_melld, flags_for_vllm
 from benchmarks.serve_vs_vllm import vllm_serve
 from tests.families.every import FAMILIES, WITHOUT_CPU, make_model_of
 from tests.migrate.live import CASES, Bench, Stream, alike, linked_workers
+from tests.serve.daemon_process import DaemonProcess
 
 NAMES = ("greedy", "seeded", "penalties")
 TEXTS = ["The old lighthouse and its keeper.", "A table.", "Tell me the story of the sea. " * 8]
 ROUNDING = 1e-4
 """Of numbers: those of several texts in a step differ in the last digits."""
+SPREAD = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
 FLAGS = ("--kv-bytes", "192MiB", "--set", "health.steady_after_s=0")
 MENDS = "[vllm.general_plugins]\nmend = melld.engine.worker.vllm_on_cpu.mends:mend\n"
 """What an installed plugin of vLLM says of itself; vLLM calls it in each of its processes."""
@@ -89,12 +91,14 @@ def numbers_of(url: str, name: str) -> list[Any]:
 
 def of_daemon(name: str, model: Path, options: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Return the family's answers, and what became of them."""
-    with linked_workers(model, *FLAGS, *flags_for_melld(options)) as daemon:
-        bench = Bench(daemon, daemon.faults)
-        if "runner" in options:
-            numbers = numbers_of(daemon.url, name)
-            kill_one(bench)
+    flags = (*FLAGS, *flags_for_melld(options))
+    if "runner" in options:
+        with DaemonProcess(model, "--device", "cpu:2", *SPREAD, *flags) as daemon:
+            numbers = numbers_of(daemon.wait_ready().url, name)
+            kill_one(Bench(daemon, daemon.faults))
             return numbers, ["yes", "-", "-", same(alike(numbers, numbers_of(daemon.url, name), ROUNDING))]
+    with linked_workers(model, *flags) as daemon:
+        bench = Bench(daemon, daemon.faults)
         found = [moved(bench, via) for via in ("kv", "tokens")]
         killed = texts_of(bench, lambda stream: kill_one(bench) if stream.is_alive() and _is_first(stream) else None)
         return texts_of(bench), ["yes", *found, same(killed == texts_of(bench))]

@@ -48,12 +48,14 @@ class Row(NamedTuple):
     """Tiny models of it, by their names in `tests.families`."""
     keeps: tuple[str, ...]
     """What each of its layers keeps, by the names of `melld.kvstore.kept`."""
+    classes: tuple[str, ...] = ()
+    """Further ones, of models that other tests make."""
 
 
 ROWS = (
     Row("Qwen3.5, Qwen3.6", ("qwen3_5", "qwen3_5_moe"), (FULL, STATE)),
     Row("Gemma 4", ("gemma4", "gemma4_e"), (FULL, WINDOWS)),
-    Row("Qwen3-VL", (), (FULL,)),
+    Row("Qwen3-VL", (), (FULL,), ("Qwen3VLForConditionalGeneration",)),
     Row("gpt-oss", ("gpt_oss",), (FULL, WINDOWS)),
     Row("Qwen3, Qwen3-Coder", ("qwen3", "qwen3_moe"), (FULL,)),
     Row("nomic, bge, mxbai, ModernBERT", ("nomic", "bge_m3", "bge_reranker", "bert", "modernbert"), ()),
@@ -71,7 +73,7 @@ ROWS = (
     Row("Olmo 3", ("olmo3",), (FULL, WINDOWS)),
     Row("GLM-4.5 to 4.7, MiniMax M2", ("glm4_moe", "minimax_m2"), (FULL,)),
     Row("Llama 4", ("llama4",), (FULL, CHUNKS)),
-    Row("Whisper", (), (FULL, ENCODED)),
+    Row("Whisper", (), (FULL, ENCODED), ("WhisperForConditionalGeneration",)),
 )
 WORDS = {FULL: "full attention", **{name: kind.told for name, kind in KINDS.items() if kind.told}}
 UNTOLD = "as their language model's"
@@ -93,7 +95,7 @@ def models_text() -> str:
 
 def _row(row: Row) -> str:
     families = [FAMILIES[name] for name in row.models]
-    classes = ", ".join(dict.fromkeys(family.model for family in families))
+    classes = ", ".join(dict.fromkeys([*(family.model for family in families), *row.classes]))
     pools = bool(families) and all("runner" in family.options for family in families)
     ways = ("stay", "stay") if pools else _ways(row.keeps)
     lacking = "; ".join(f"not {name}: {why}" for name in row.models if (why := WITHOUT_CPU.get(name)))

@@ -47,10 +47,6 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
-        model = vllm_config.model_config
-        keeps_no_kv = model.attn_type in ("encoder_only", "attention_free") and not model.has_inner_state
-        if keeps_no_kv and not model.is_multimodal_model:  # vLLM says so of ColPali, too
-            raise ConfigError("[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:
@@ -124,7 +120,7 @@ def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
     """Return a one-line error about the given option that vLLM's error is about."""
     field, words = _said(error)
     if "torchvision" in words:
-        words = f"its images need torchvision, which is not here: melld's CPU lock leaves it out ({words})"
+        words = f"its images need torchvision, which is not here, or does not load: `make setup` installs it ({words})"
         return ConfigError("[model] path", words)
     key = _key(field, words, options)
     reason = words if not field or field == key else f"{field}: {words}"
