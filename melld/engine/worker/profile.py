@@ -111,6 +111,8 @@ class Profiler:
         )
         while tokens and not self._have_room(2 * tokens):
             tokens //= 2
+        if tokens < 1:
+            raise ValueError("the KV cache is too small for this measurement")
         seconds: list[float] = []
         while len(seconds) <= ALONE_TIMES:
             self._add(tokens, 1)
