@@ -8,6 +8,7 @@ import functools
 import torch
 from vllm import _custom_ops
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.mamba import mamba_mixer
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
@@ -15,7 +16,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from melld.engine.worker.vllm_on_cpu.gated_delta_net import gated_delta_net
-from melld.engine.worker.vllm_on_cpu.selective_scan import selective_scan
+from melld.engine.worker.vllm_on_cpu.selective_scan import selective_scan, update_states
 
 ROTARY_KERNEL = RotaryEmbedding.forward_cpu
 
@@ -28,6 +29,7 @@ def mend() -> None:
     # vLLM makes an op of this name's function when it builds the first such layer.
     gdn_attention.cpu_gdn_attention_core = gated_delta_net
     _custom_ops.selective_scan_fwd = selective_scan
+    mamba_mixer.selective_state_update = update_states
 
 
 class WithoutCheckpoints(MambaMixer2):  # type: ignore[misc]
