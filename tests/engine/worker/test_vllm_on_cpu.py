@@ -165,6 +165,16 @@ def test_vllm_still_has_no_such_scan(mends: Any) -> None:
     assert not hasattr(torch.ops._C, "selective_scan_fwd"), WHY
 
 
+def test_linear_layers_still_take_rows_alone(mends: Any) -> None:
+    """Else Mamba 1 need not copy what they read."""
+    from vllm import _custom_ops as ops
+
+    weight = torch.randn(32, 16)
+    handler = ops.create_onednn_mm(weight.t(), 32)
+    with pytest.raises(RuntimeError, match="stride"):
+        ops.onednn_mm(handler, torch.randn(16, 8).T, None)
+
+
 def test_vllms_kernel_still_takes_one_decay_a_head(mends: Any) -> None:
     """As Mamba 2 has it.  Else single tokens need no mend."""
     from vllm.model_executor.layers.mamba.ops.cpu.mamba_ssm import selective_state_update
