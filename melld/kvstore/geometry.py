@@ -36,6 +36,8 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     groups: tuple[KvGroup, ...] = ()
     """Empty: one that keeps all."""
     encoder_tokens: int = 0
+    keeps_kv: bool = True
+    """False: the model keeps none.  Its requests count by their load: each token is a block of one byte."""
 
     def blocks_for_tokens(self, tokens: int) -> int:
         """Return the most blocks that hold `tokens`; the last one of each group may be partly filled."""
@@ -49,3 +51,6 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     def bytes_for_blocks(self, blocks: int) -> int:
         """Return the bytes of `blocks`."""
         return blocks * self.block_bytes
+
+
+WITHOUT_KV = KvGeometry(block_tokens=1, block_bytes=1, keeps_kv=False)

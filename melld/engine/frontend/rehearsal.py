@@ -26,11 +26,15 @@ from melld.config import Config
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
 from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
+from melld.engine.layers import kept_by, specs_without_weights
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
+from melld.kvstore.kept import moves_text
+from melld.migrate.snapshot import MoveRefusal
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
+UNTOLD = "the start will tell"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -43,16 +47,28 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
-        model = vllm_config.model_config
-        keeps_no_kv = model.attn_type in ("encoder_only", "attention_free") and not model.has_inner_state
-        if keeps_no_kv and not model.is_multimodal_model:  # vLLM says so of ColPali, too
-            raise ConfigError("[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
         asyncio.run(_rehearse(vllm_config, arguments))
         return vllm_config, arguments
+
+
+def moves_of(vllm_config: VllmConfig) -> str:
+    """Return how requests of the model will move, as far as that is known without a worker.  For `check-config` alone.
+
+    vLLM may build a model for several devices only in as many processes, and some only on the device itself.
+    """
+    if vllm_config.parallel_config.world_size > 1:
+        return UNTOLD
+    try:
+        kept = kept_by(specs_without_weights(vllm_config))
+    except Exception:  # the workers will tell, whatever it is
+        log.debug("the model cannot be built without weights", exc_info=True)
+        return UNTOLD
+    refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
+    return moves_text(kept, vllm_config.model_config.runner_type == "generate", refusal=refusal)
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
@@ -104,7 +120,7 @@ def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
     """Return a one-line error about the given option that vLLM's error is about."""
     field, words = _said(error)
     if "torchvision" in words:
-        words = f"its images need torchvision, which is not here: melld's CPU lock leaves it out ({words})"
+        words = f"its images need torchvision, which is not here, or does not load: `make setup` installs it ({words})"
         return ConfigError("[model] path", words)
     key = _key(field, words, options)
     reason = words if not field or field == key else f"{field}: {words}"

@@ -6,6 +6,8 @@ in `block_size` steps) or its phase changed.
 
     used blocks = total - free; free includes what only the prefix cache holds; a shared block is used once.
     shared blocks = sum of all block tables - used, with reservations and departing requests included.
+
+Requests of a model that keeps no KV hold their tokens, as if each were a block: that is their load.
 """
 
 import bisect
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 RequestBlocks = tuple[int, Phase]
+UNLIMITED_TOKENS = 1 << 40
+"""Where none leaves KV behind, the number of requests is the only limit."""
 
 
 class BlockEpochs:
@@ -60,7 +64,8 @@ class BlockReporter:
         self._tables = [group.req_to_blocks for group in groups]
         self._counts = [_count_of(group) for group in groups]
         self._keeps_all = all(not group.window and not group.keeps_state for group in groups_of(scheduler))
-        self._total_blocks = self._pool.num_gpu_blocks - 1
+        self._keeps_kv = keeps_kv(scheduler)
+        self._total_blocks = total_blocks_of(scheduler)
         self._last: dict[str, RequestBlocks] = {}
 
     def collect(self) -> BlockReport:
@@ -81,6 +86,9 @@ class BlockReporter:
                 last[request_id] = changed[request_id] = facts
         if len(last) > len(requests):
             self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
+        if not self._keeps_kv:
+            tokens = sum(request.num_tokens for request in requests.values())
+            return BlockReport(tokens, self._total_blocks, 0, changed)
         total_blocks = self._total_blocks - self._held()
         used_blocks = total_blocks - self._pool.get_num_free_blocks()
         if self._keeps_all:
@@ -92,11 +100,23 @@ class BlockReporter:
 
     def _blocks(self, request_id: str) -> int:
         tables = self._tables
+        if not self._keeps_kv:
+            return int(self._scheduler.requests[request_id].num_tokens)
         if len(tables) == 1 and self._keeps_all:
             held = tables[0].get(request_id)
             return len(held) if held is not None else 0
         counted = zip(tables, self._counts, strict=True)
         return sum(count(request_id) for table, count in counted if request_id in table)
+
+
+def keeps_kv(scheduler: "Scheduler") -> bool:
+    """Return False for a model whose layers all see a whole prompt at once, as those of BERT: nothing is left of it."""
+    return bool(scheduler.kv_cache_config.kv_cache_groups)
+
+
+def total_blocks_of(scheduler: "Scheduler") -> int:
+    """Return how many blocks requests may hold together, without vLLM's null block."""
+    return int(scheduler.kv_cache_config.num_blocks - 1) if keeps_kv(scheduler) else UNLIMITED_TOKENS
 
 
 def decoder_groups_of(scheduler: "Scheduler") -> "list[SingleTypeKVCacheManager]":
