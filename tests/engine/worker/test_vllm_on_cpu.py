@@ -165,6 +165,31 @@ def test_vllm_still_has_no_such_scan(mends: Any) -> None:
     assert not hasattr(torch.ops._C, "selective_scan_fwd"), WHY
 
 
+def test_linear_layers_still_take_rows_alone(mends: Any) -> None:
+    """Else Mamba 1 need not copy what they read."""
+    from vllm import _custom_ops as ops
+
+    weight = torch.randn(32, 16)
+    handler = ops.create_onednn_mm(weight.t(), 32)
+    with pytest.raises(RuntimeError, match="stride"):
+        ops.onednn_mm(handler, torch.randn(16, 8).T, None)
+
+
+def test_vllms_kernel_still_takes_one_decay_a_head(mends: Any) -> None:
+    """As Mamba 2 has it.  Else single tokens need no mend."""
+    from vllm.model_executor.layers.mamba.ops.cpu.mamba_ssm import selective_state_update
+
+    scan, slots, out = Scan(), torch.tensor([1], dtype=torch.int32), torch.empty(1, Scan.DIM)
+    scan.states[1] = 0
+    token = [part[..., :1] for part in (scan.u, scan.delta, scan.b[0], scan.c[0], scan.z)]
+    u, delta, b, c, z = (part.T.contiguous() for part in token)
+    selective_state_update(
+        *(scan.states, u, delta, scan.a, b, c, scan.d, z, scan.bias, True, slots, slots),
+        out=out,
+    )
+    assert not torch.allclose(out[0], scan.expected()[:, 0]), WHY
+
+
 # -- gated delta nets ----------------------------------------------------------------------------------------------
 
 

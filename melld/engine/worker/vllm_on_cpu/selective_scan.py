@@ -1,10 +1,36 @@
-"""The scan of Mamba 1, token by token with vLLM's kernel for single tokens: its CPU build has none for a prompt.
+"""Mamba 1 in torch: vLLM's CPU build has no scan of a prompt, and its kernel for single tokens knows Mamba 2 alone.
 
-Owns the loop alone.  As a prompt's tokens are computed like generated ones, the state does not depend on how it is cut.
+Owns the arithmetic.  A prompt's tokens are computed like generated ones, so its state does not depend on how it is cut.
 """
 
 import torch
-from vllm.model_executor.layers.mamba.ops.cpu.mamba_ssm import selective_state_update
+
+
+def update_states(
+    ssm_states: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor | None,
+    *,
+    z: torch.Tensor | None,
+    dt_softplus: bool,
+    state_batch_indices: torch.Tensor,
+    out: torch.Tensor,
+    **_: object,
+) -> None:
+    """Take the next token [sequences, dim] of each sequence; stands for vLLM's `selective_state_update`."""
+    slots = state_batch_indices.long()
+    steps = dt.float() if dt_bias is None else dt.float() + dt_bias
+    if dt_softplus:
+        steps = steps.clamp(min=0.0) + (-steps.abs()).exp().log1p()
+    states = ssm_states[slots].float() * (steps[..., None] * a).exp() + (steps * x)[..., None] * b[:, None]
+    ssm_states[slots] = states.to(ssm_states.dtype)
+    result = (states * c[:, None]).sum(-1) + d * x
+    out.copy_(result if z is None else result * z / (1.0 + (-z.float()).exp()))
 
 
 def selective_scan(
@@ -13,7 +39,7 @@ def selective_scan(
     a: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    d: torch.Tensor | None,
+    d: torch.Tensor,
     z: torch.Tensor | None,
     delta_bias: torch.Tensor | None,
     delta_softplus: bool,
@@ -21,27 +47,26 @@ def selective_scan(
     cache_indices: torch.Tensor,
     has_initial_state: torch.Tensor,
     ssm_states: torch.Tensor,
-    null_block_id: int,
     *_: object,
 ) -> None:
-    """Scan the tokens [dim, tokens] of each sequence, and write the output over `z`, or over `delta` without one.
+    """Take the tokens [dim, tokens] of each sequence, and write the output over `z`, or over `delta` without one.
 
     Stands for `vllm._custom_ops.selective_scan_fwd`.
     """
     out = delta if z is None else z
-    inputs, steps = (part.T.contiguous() for part in (u, delta))
-    gates = None if z is None else z.T.contiguous()
+    inputs, steps, gates = (None if part is None else part.T.contiguous() for part in (u, delta, z))
     to_state, to_output = (part[0].T.contiguous() for part in (b, c))
+    assert inputs is not None
+    assert steps is not None
     result = torch.empty_like(inputs)
     starts = query_start_loc.tolist()
-    for number, slot in enumerate(cache_indices.tolist()):
-        if slot == null_block_id:
-            continue
-        if not has_initial_state[number]:
-            ssm_states[slot] = 0
+    for number, is_begun in enumerate(has_initial_state.tolist()):
+        slot = cache_indices[number : number + 1]
+        if not is_begun:
+            ssm_states[slot.long()] = 0
         for token in range(starts[number], starts[number + 1]):
             one = slice(token, token + 1)
-            selective_state_update(
+            update_states(
                 ssm_states,
                 inputs[one],
                 steps[one],
@@ -49,11 +74,10 @@ def selective_scan(
                 to_state[one],
                 to_output[one],
                 d,
+                delta_bias,
                 z=None if gates is None else gates[one],
-                dt_bias=delta_bias,
                 dt_softplus=delta_softplus,
-                state_batch_indices=cache_indices[number : number + 1],
-                dst_state_batch_indices=cache_indices[number : number + 1],
+                state_batch_indices=slot,
                 out=result[one],
             )
     out.copy_(result.T)
