@@ -98,7 +98,7 @@ def _row(row: Row) -> str:
     classes = ", ".join(dict.fromkeys([*(family.model for family in families), *row.classes]))
     pools = bool(families) and all("runner" in family.options for family in families)
     ways = ("stay", "stay") if pools else _ways(row.keeps)
-    lacking = "; ".join(f"not {name}: {why}" for name in row.models if (why := WITHOUT_CPU.get(name)))
+    lacking = "; ".join(f"`{name}` no: {why}" for name in row.models if (why := WITHOUT_CPU.get(name)))
     kept = ", ".join(WORDS[name] for name in row.keeps) or "nothing"
     return f"| {' | '.join((row.told, classes, kept, *ways, lacking or 'yes'))} |"
 

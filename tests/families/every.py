@@ -10,6 +10,7 @@ from tests.families.texts import TEXTS
 FAMILIES: dict[str, Family] = TEXTS | POOLERS | HEADS
 WITHOUT_CPU = {
     "nemotron_h_moe": "vLLM's CPU build has no experts without a gate",
+    "minimax_m2": "vLLM's CPU build chooses experts by their softmax, or in groups",
     "kimi_linear": "vLLM's CPU build has no such layers",
 }
 """Families that vLLM does not run on a CPU, and why."""

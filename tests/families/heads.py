@@ -10,7 +10,7 @@ from tests.families.family import HIDDEN, Family
 from tests.families.texts import TEXTS
 from tests.tiny_models import read_weights, write_weights
 
-DRAFTED = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}, "max_model_len": 8192}
+DRAFTED = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}, "max_model_len": 2048}
 UNCHANGED = np.eye(HIDDEN, dtype=np.float32)
 READS_BOTH = np.concatenate((UNCHANGED, UNCHANGED / 2), axis=1)
 

@@ -55,13 +55,14 @@ def cases(family: str) -> list[Case]:
 def test_moved_requests_say_what_they_would_have_said(pair: Pair, cases: list[Case], ways: list[str]) -> None:
     """By KV and by tokens, at once."""
     assert len(set(pair.unmoved(LONG).tokens)) > 5
-    pair.spoil()
+    if "kv" in ways:
+        pair.spoil()
     pair.check_moves([(case, via) for case in cases for via in ways], 9, say_the_same)
 
 
-def test_a_half_prefilled_request_can_move(pair: Pair, ways: list[str]) -> None:
+def test_a_half_prefilled_request_can_move(pair: Pair, cases: list[Case], ways: list[str]) -> None:
     """What is computed of its prompt comes along, or is computed again."""
-    pair.check_move(HALF_PREFILLED, ways[0], 2)
+    pair.check_move(HALF_PREFILLED if SAMPLED in cases else LONG, ways[0], 2)
 
 
 def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair, cases: list[Case]) -> None:
