@@ -27,7 +27,6 @@ KINDS = {
     "SlidingWindowSpec": Kind("windows", is_copied=True, is_bounded=True),
     "ChunkedLocalAttentionSpec": Kind("chunks", is_copied=True, is_bounded=True),
     "MambaSpec": Kind("state", is_copied=True, is_bounded=True),
-    "MambaSpec, with drafts": Kind("states that depend on drafts", is_copied=False, is_bounded=True),
     "CrossAttentionSpec": Kind("an encoder's output", is_copied=False, is_bounded=True),
 }
 """By the class that describes a layer's blocks in vLLM (vllm.v1.kv_cache_interface)."""

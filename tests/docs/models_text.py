@@ -87,8 +87,8 @@ def models_text() -> str:
     lines += ["", "## Every architecture\n", "| moves | architectures |", "|---|---|"]
     lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(TEXT, POOLING)]
     lines += ["", "## Drafters\n", "Requests move as without a drafter, unless it keeps something else itself. With"]
-    lines += ["several MTP modules nothing moves, and with states by tokens alone.\n"]
-    lines += ["| it moves | drafters |", "|---|---|"]
+    lines += ["several MTP modules, or beside states, nothing moves.\n"]
+    lines += ["| its own layers | drafters |", "|---|---|"]
     lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(DRAFTERS)]
     return "\n".join(lines) + "\n"
 
