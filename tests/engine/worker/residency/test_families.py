@@ -10,6 +10,7 @@ import pytest
 from melld.kvstore.kept import uncopied
 from tests.docs.architectures import architectures
 from tests.docs.models_text import ROWS
+from tests.engine.worker.residency.driver import WorkerFailed
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
 from tests.families.every import FAMILIES, WITHOUT_CPU
@@ -69,6 +70,14 @@ def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair, cases: list[Cas
     """Prompt and tokens so far are enough."""
     for answer, unmoved in zip(pair.all_resumed_from_the_log(cases), pair.all_unmoved(cases), strict=True):
         assert say_the_same(answer, unmoved)
+
+
+@pytest.mark.parametrize("name", WITHOUT_CPU)
+def test_what_the_page_calls_impossible_on_cpus_is_so(model_of: Callable[[str], Path], name: str) -> None:
+    """The page and this list change on the day when vLLM can."""
+    options = dict(FAMILIES[name].options)
+    with pytest.raises(WorkerFailed), two_workers(model_of(name), options) as workers:
+        Pair(*workers).unmoved(LONG)
 
 
 def say_the_same(answer: Any, unmoved: Any) -> bool:
