@@ -35,7 +35,7 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a model keeps of a request on all devices of a worker: `fixed_bytes` at most, and more with each token.
+    """What a model keeps of a request on each device of a worker: `fixed_bytes` at most, and more with each token.
 
     `kinds`: of its layers, in order; empty for a model that keeps nothing, as encoders do.
     """
