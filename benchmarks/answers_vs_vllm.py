@@ -12,6 +12,7 @@ Prints both answers where they differ, and ends with 1 when any do.
 import argparse
 import datetime
 import difflib
+import functools
 import json
 import sys
 import tempfile
@@ -31,9 +32,10 @@ from benchmarks.serve_vs_vllm import vllm_serve
 from benchmarks.setting import CPU
 from melld.demo_model import make_demo_model
 from tests.audio_model import make_hearing_model
+from tests.families.every import make_model_of
 from tests.listening_model import make_listening_model
 from tests.serve.daemon_process import DaemonProcess
-from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_reranker, make_windowed
+from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_reranker
 from tests.vision_model import make_vision_model
 
 TABLE = "answers-vs-vllm"
@@ -107,7 +109,7 @@ KINDS |= {
     ),
     "eagle": Kind(make_headed, {"speculative_config": EAGLE, "max_model_len": 8192}, greedy(QUESTIONS)),
     "drafts": Kind(make_drafted, {"speculative_config": DRAFT_MODEL, "max_model_len": 8192}, greedy(QUESTIONS)),
-    "windows": Kind(make_windowed, {}, QUESTIONS),
+    "windows": Kind(functools.partial(make_model_of, "gemma3"), {}, QUESTIONS),
     "ngram": Kind(make_demo_model, {"speculative_config": NGRAM}, greedy(QUESTIONS)),
 }
 

@@ -1,11 +1,12 @@
 """What many tests share: the demo model, and one daemon with two CPU workers, started once."""
 
+import functools
 import gc
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.effort import LONG, SHORT
+from tests.families.every import make_model_of
 from tests.forked import nursery
 from tests.patience import TEST_S
 from tests.serve.daemon_process import DaemonProcess
@@ -98,6 +100,19 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "demo"
     make_small_model(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The tiny model of the family of this name: made when it is first asked for."""
+
+    @functools.cache
+    def made(name: str) -> Path:
+        directory = tmp_path_factory.mktemp("families") / name
+        make_model_of(name, directory)
+        return directory
+
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HEAD_WIDTH, HEADS, HIDDEN, LAYERS, make_demo_model
-
-WINDOW = 64
+from melld.demo_model import HEAD_WIDTH, HIDDEN, make_demo_model
 
 
 def make_reranker(directory: Path) -> None:
@@ -35,78 +33,6 @@ def make_eagle(model: Path, directory: Path) -> None:
     layer = {name.removeprefix("model."): one for name, one in read_weights(directory).items() if _layer_of(name) == 0}
     unchanged = np.eye(len(layer.pop("layers.0.input_layernorm.weight")), dtype=np.float32)
     write_weights(directory, layer | {"fc.weight": np.concatenate((unchanged, unchanged / 2), axis=1)})
-
-
-def make_windowed(directory: Path) -> None:
-    """A Gemma 3: two layers see the last 64 tokens, one sees all, and the text depends on both."""
-    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    layers = len(kinds)
-    make_demo_model(directory)
-    weights = {
-        name: one for name, one in read_weights(directory).items() if "norm" not in name and _layer_of(name) < layers
-    }
-    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * np.float32(HIDDEN**-0.5)
-    zeros = np.zeros(HIDDEN, dtype=np.float32)  # a norm of Gemma's multiplies by one more than its weight
-    weights["model.norm.weight"] = zeros
-    for layer in range(layers):
-        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            weights[f"model.layers.{layer}.{norm}_layernorm.weight"] = zeros
-        for norm in ("q", "k"):
-            weights[f"model.layers.{layer}.self_attn.{norm}_norm.weight"] = zeros[:HEAD_WIDTH]
-    write_weights(directory, weights)
-    rope = {"rope_type": "default", "rope_theta": 500000.0}
-    change_config(
-        directory,
-        architectures=["Gemma3ForCausalLM"],
-        model_type="gemma3_text",
-        num_hidden_layers=layers,
-        layer_types=kinds,
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=HEAD_WIDTH,
-        hidden_activation="gelu_pytorch_tanh",
-        rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"), rope),
-        final_logit_softcapping=None,
-        attn_logit_softcapping=None,
-    )
-
-
-def make_latent(directory: Path) -> None:
-    """A DeepSeek V2 without experts: its KV is one latent vector a token, and the demo model's rest."""
-    latent, rope, part = 512, 64, HEAD_WIDTH
-    make_demo_model(directory)
-    random = np.random.default_rng(4)
-
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> Any:
-        return random.standard_normal((rows, columns), dtype=np.float32) * np.float32(gain * columns**-0.5)
-
-    weights = {name: one for name, one in read_weights(directory).items() if "self_attn" not in name}
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}.self_attn"
-        weights |= {
-            f"{prefix}.q_proj.weight": matrix(HEADS * (part + rope), HIDDEN, 1.5),
-            f"{prefix}.kv_a_proj_with_mqa.weight": matrix(latent + rope, HIDDEN, 1.5),
-            f"{prefix}.kv_a_layernorm.weight": np.ones(latent, dtype=np.float32),
-            f"{prefix}.kv_b_proj.weight": matrix(HEADS * 2 * part, latent, 1.5),
-            f"{prefix}.o_proj.weight": matrix(HIDDEN, HEADS * part),
-        }
-    write_weights(directory, weights)
-    change_config(
-        directory,
-        architectures=["DeepseekV2ForCausalLM"],
-        model_type="deepseek_v2",
-        num_key_value_heads=HEADS,
-        head_dim=rope,
-        kv_lora_rank=latent,
-        q_lora_rank=None,
-        qk_rope_head_dim=rope,
-        qk_nope_head_dim=part,
-        v_head_dim=part,
-        first_k_dense_replace=LAYERS,
-        n_routed_experts=2,
-        n_shared_experts=1,
-        num_experts_per_tok=1,
-        moe_intermediate_size=HIDDEN,
-    )
 
 
 def make_adapter(model: Path, directory: Path, seed: int, rank: int = 8) -> None:

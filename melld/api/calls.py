@@ -123,6 +123,8 @@ _RERANK = _pooling(
     serving="serving_scores",
     api="Rerank",
 )
+POOLING = frozenset({"serving_embedding", "serving_scores", "serving_classification", "serving_pooling"})
+"""What serves the calls of models that write nothing."""
 CALLS = {
     "/v1/chat/completions": _of(
         ChatCompletionRequest,

@@ -21,7 +21,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.utils.async_utils import make_async
 
 from melld.api.answers import JSON, Dialect, Refusal
-from melld.api.calls import Call
+from melld.api.calls import CALLS, POOLING, Call
 from melld.api.error_mapping import ServingFault
 from melld.api.guards.request import Trust
 from melld.api.long_answers import LongAnswer
@@ -59,7 +59,10 @@ def handler_of(call: Call, serving: State) -> Any:
     """
     handler = getattr(serving, call.serving, None)
     if handler is None:
-        message = f"this model does not support the {call.api} API"
+        served = [path for path, one in CALLS.items() if one.engine and getattr(serving, one.serving, None)]
+        pools = call.serving in POOLING and "/v1/completions" in served
+        instead = "one that is served with [model.vllm] runner = 'pooling'" if pools else "another model"
+        message = f"this model does not support the {call.api} API: ask {instead}; it answers {', '.join(served)}"
         raise Refusal(400, message, code="model_not_supported", param="model")
     return handler
 

@@ -166,7 +166,7 @@ def _requests(status: DaemonStatus, lines: int | None) -> list[RenderableType]:
     return [_request_table(shown, capacities), *rest] if shown else [Text(f"{hidden} requests", "dim")]
 
 
-def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, int]) -> Table:
+def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, int | None]) -> Table:
     table = plain_table(gap=2)
     # The one column that shrinks on a narrow terminal: the beginning of an id tells it from others.
     table.add_column("Request", overflow="ellipsis", min_width=12)

@@ -102,6 +102,8 @@ def _columns(requests: tuple[RequestStatus, ...], detail: Detail, *, ascii_only:
         held.setdefault(request.worker, []).append(request)
 
     def bar(worker: WorkerStatus) -> Text:
+        if worker.capacity_bytes is None:
+            return Text()
         return worker_bar(worker, held.get(worker.worker, ()), detail.bar_cells, ascii_only=ascii_only)
 
     columns = [
@@ -129,6 +131,8 @@ def _device(worker: WorkerStatus, *, named: bool) -> str:
 
 def _kv_share(worker: WorkerStatus) -> str | None:
     """Return used and total KV, or None until the worker has been ready and its capacity is known."""
+    if worker.capacity_bytes is None:
+        return "no KV"
     return share_text(worker.used_bytes, worker.capacity_bytes) if worker.capacity_bytes else None
 
 
@@ -182,7 +186,7 @@ UNICODE = Marks("■", "»", "▪", "□", "·")
 ASCII = Marks("#", ">", "=", "+", ".")
 
 
-def class_letter(kv_bytes: int, capacity_bytes: int) -> str:
+def class_letter(kv_bytes: int, capacity_bytes: int | None) -> str:
     """Return `t`, `T`, `S`, `M` or `L` (MELL, section VI), or "" if the size or the capacity is 0."""
     return LETTERS[Limits.of(capacity_bytes).class_of(kv_bytes)] if kv_bytes and capacity_bytes else ""
 

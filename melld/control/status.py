@@ -60,8 +60,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why it is in that state, or why a reading is missing."""
     pid: int | None = None
-    capacity_bytes: int = 0
-    """Size of its KV cache; 0 until it has been ready."""
+    capacity_bytes: int | None = 0
+    """Size of its KV cache; 0 until it has been ready, null if its model keeps no KV."""
     used_bytes: int = 0
     """KV in use; a block that requests share counts once."""
     total_blocks: int = 0

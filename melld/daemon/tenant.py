@@ -109,9 +109,11 @@ class Tenant:
     def measured(self, ready: wire.WorkerReady) -> int:
         """Return what the worker holds beside the arena; 0: not measured, or of no matter."""
         if self.lends and ready.arena_failure:
-            log.warning("%s does not share KV memory with other models: %s", self.name, ready.arena_failure)
+            if ready.geometry.keeps_kv:
+                log.warning("%s does not share KV memory with other models: %s", self.name, ready.arena_failure)
             self.lends = False
-        own_bytes = 0 if self.lends else ready.geometry.bytes_for_blocks(ready.total_blocks)
+        has_own = not self.lends and ready.geometry.keeps_kv
+        own_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks) if has_own else 0
         return ready.resident_bytes + own_bytes if ready.resident_bytes and self._displaces else 0
 
     def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:

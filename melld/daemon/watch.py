@@ -111,6 +111,8 @@ class Watch:
             blocks, process = fleet.ledger.worker(worker), place.process
             if blocks is None or read is None or place.slot.uuid is None or not fleet.is_ready(worker):
                 continue
+            if not blocks.geometry.keeps_kv:
+                continue
             if process is None or process.pid != read.pid:
                 continue  # it was read before this process was there
             pid, rule = self._capacities.get(worker, (0, None))
@@ -196,9 +198,10 @@ class Watch:
     def _worker(self, model: ServedModel, place: Place) -> WorkerStatus:
         worker, fleet, why = place.slot.worker, model.parts.fleet, model.parts.why
         facts = fleet.workers.get(worker)
-        blocks = fleet.ledger.worker(worker)
+        page = fleet.ledger.worker(worker)
+        blocks = page if page is not None and page.geometry.keeps_kv else None
         reading = self._reading(place)
-        phases = [holding.phase for holding in fleet.ledger.holdings_on(worker)] if blocks else []
+        phases = [holding.phase for holding in fleet.ledger.holdings_on(worker)]
         state, reason = model.state_of(place)
         if not reason and reading is not None and reading.state is not DeviceState.OK:
             reason = f"device {reading.state}: {reading.reason}"
@@ -212,7 +215,7 @@ class Watch:
             role=why.role(worker),
             reason=reason,
             pid=place.process.pid if place.process is not None else None,
-            capacity_bytes=blocks.capacity_bytes if blocks else 0,
+            capacity_bytes=blocks.capacity_bytes if blocks else None if page else 0,
             used_bytes=blocks.used_bytes if blocks else 0,
             total_blocks=blocks.total_blocks if blocks else 0,
             used_blocks=blocks.used_blocks if blocks else 0,
@@ -230,7 +233,7 @@ class Watch:
             temperature_c=reading.temperature_c if reading else None,
             utilisation=reading.utilisation if reading else None,
             restarts=place.restarts,
-            size_class=why.size_class(worker),
+            size_class=why.size_class(worker) if blocks else None,
             why=why.why(place),
         )
 
@@ -249,6 +252,8 @@ class Watch:
     def _request(self, model: ServedModel, live: Live, now_s: float) -> RequestStatus:
         fleet, driver = model.parts.fleet, model.parts.driver
         holding = fleet.ledger.holding(live.request, live.worker) if live.worker is not None else None
+        page = fleet.ledger.worker(live.worker) if live.worker is not None else None
+        kv = holding if page is not None and page.geometry.keeps_kv else None
         migration = driver.migration_of(live.request)
         return RequestStatus(
             moves=live.moves,
@@ -264,7 +269,7 @@ class Watch:
             priority=live.priority,
             prompt_tokens=live.prompt_tokens,
             output_tokens=len(live.output_token_ids),
-            kv_bytes=holding.kv_bytes if holding else 0,
-            blocks=holding.blocks if holding else 0,
+            kv_bytes=kv.kv_bytes if kv else 0,
+            blocks=kv.blocks if kv else 0,
             age_s=round(now_s - live.arrived_s, 3),
         )

@@ -133,10 +133,18 @@ class BoundaryKeeper:
     def is_due(self) -> bool:
         """Return True before the first measurement, and for workers of a machine that has joined since.
 
-        KV goes to another machine only over what was measured.
+        KV goes to another machine only over what was measured.  Nothing is to be known where no request moves.
         """
+        if not self._moves:
+            return False
         far = {worker for worker, ready in self._fleet.ready.items() if ready.far_kv_handle}
         return self.profiled is None or not far <= self._measured
+
+    @property
+    def _moves(self) -> bool:
+        """Return True if requests of the model may move, as far as that is known: those that pool stay."""
+        ready = self._fleet.last_ready
+        return ready is None or ready.generates
 
     async def run(self) -> None:
         """Measure unasked what is due, when no request has run for a while; try again if one comes meanwhile."""
@@ -158,8 +166,10 @@ class BoundaryKeeper:
         """Measure all workers and links, save the figures and put them in force; takes at most a minute.
 
         Raises:
-            NotMeasured: a request runs or arrives, or another measurement runs.
+            NotMeasured: a request runs or arrives, another measurement runs, or no request would move.
         """
+        if not self._moves:
+            raise NotMeasured("requests that embed, score or classify never move, and nothing else needs the figures")
         if self._busy:
             raise NotMeasured("another measurement is running and ends within a minute")
         self._busy = True

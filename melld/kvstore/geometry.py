@@ -6,26 +6,43 @@ Never decides what fits: the scheduler does, on the ledger's facts.
 import msgspec
 
 
+class KvGroup(msgspec.Struct, frozen=True, gc=False):
+    """A group of layers with blocks of its own, each for `block_tokens`.
+
+    `window`: the latest tokens that it keeps, 0 for all.  `keeps_state`: a block holds the state after its last token,
+    and only the latest state is kept, besides the one that a step reads it from.
+    """
+
+    block_tokens: int
+    window: int = 0
+    keeps_state: bool = False
+
+    def blocks_for_tokens(self, tokens: int) -> int:
+        """Return the most blocks that `tokens` take: nothing is kept behind a window, but for the rest of a block."""
+        window = 1 if self.keeps_state else self.window
+        kept = min(tokens, window + self.block_tokens) if window else tokens
+        return -(-kept // self.block_tokens)
+
+
 class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     """The shape of a worker's KV cache.
 
-    `block_tokens` is vLLM's block size; `block_bytes` is one block of all layers of a group together, keys and values.
-    `windows`: of each group of layers its sliding window in tokens, 0 if it keeps all; each has blocks of its own.
+    `block_tokens`: of so many tokens a prefix is found again.  `block_bytes`: one block of all layers of any group.
     `encoder_tokens`: those of an encoder's output, which a request keeps in blocks of their own whatever its length.
     """
 
     block_tokens: int
     block_bytes: int
-    windows: tuple[int, ...] = (0,)
+    groups: tuple[KvGroup, ...] = ()
+    """Empty: one that keeps all."""
     encoder_tokens: int = 0
+    keeps_kv: bool = True
+    """False: the model keeps none.  Its requests count by their load: each token is a block of one byte."""
 
     def blocks_for_tokens(self, tokens: int) -> int:
-        """Return the number of blocks that hold `tokens`; the last one may be partly filled.
-
-        Behind a window nothing is kept, but for the rest of a block.
-        """
-        kept = (min(tokens, window + self.block_tokens) if window else tokens for window in self.windows)
-        return sum(-(-count // self.block_tokens) for count in (*kept, self.encoder_tokens))
+        """Return the most blocks that hold `tokens`; the last one of each group may be partly filled."""
+        groups = self.groups or (KvGroup(self.block_tokens),)
+        return sum(group.blocks_for_tokens(tokens) for group in groups) - (-self.encoder_tokens // self.block_tokens)
 
     def bytes_for_tokens(self, tokens: int) -> int:
         """Return the bytes of the whole blocks that hold `tokens`."""
@@ -34,3 +51,6 @@ class KvGeometry(msgspec.Struct, frozen=True, gc=False):
     def bytes_for_blocks(self, blocks: int) -> int:
         """Return the bytes of `blocks`."""
         return blocks * self.block_bytes
+
+
+WITHOUT_KV = KvGeometry(block_tokens=1, block_bytes=1, keeps_kv=False)

@@ -14,6 +14,7 @@ import enum
 import msgspec
 
 from melld.errors import MelldError
+from melld.kvstore.kept import UNTRIED
 
 WARM_SUFFIX = "#warm"
 """Suffix of the id of a shadow request, which computes blocks at the destination of a move by tokens."""
@@ -44,7 +45,9 @@ class MoveRefusal(enum.StrEnum):
     KV_CONNECTOR = "the worker has a KV connector"
     SPECULATIVE = "the worker drafts tokens from beyond the end of a part of its prompt"
     AUXILIARY_OUTPUT = "the worker collects auxiliary outputs"
-    KV_LAYOUT = "the model's KV cache is neither of full attention nor of sliding windows"
+    KV_LAYOUT = "the model's KV cache is of a kind that is not known to be copied in whole"
+    UNTRIED_KV = UNTRIED.told
+    STATES = "its states are not all in blocks: they depend on drafts, or on parts of blocks"
     PROMPT_LOGPROBS = "its prompt log-probabilities are half collected"
     LORA_ABSENT = "its LoRA adapter cannot be loaded"
     INCOMPATIBLE = "the two workers do not run the same model in the same way"
@@ -98,7 +101,8 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
     """The state of a frozen request: with the bytes of `block_ids` it continues on any worker that has reserved room.
 
     The reservation brought what its client asked for, which the daemon keeps.
-    `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.
+    `block_ids[group]` cover `num_computed_tokens`; the last block may be partly filled.  Of a group that keeps a state
+    instead, the only one holds the state after these tokens.
     `generator_state` is the state of a seeded request's generator where the runner keeps one (vLLM's V1 runner; V2
     draws from seed and position).  `prefill_stats` are the counts of vllm.v1.metrics.stats.PrefillStats, None
     once they have been reported; `events` are those not reported yet.  `priority` is more urgent than its client's once
@@ -127,12 +131,12 @@ class RequestSnapshot(msgspec.Struct, frozen=True, gc=False):
 class Reservation(msgspec.Struct, frozen=True):
     """Room reserved on the destination.
 
-    `block_ids[group]` are the destination's; the first `reused_blocks` of each group came with their bytes from its
-    prefix cache and must not be written.
+    `block_ids[group]` are the destination's; the first `reused_blocks[group]` came with their bytes from its prefix
+    cache and must not be written.  A group that keeps a state has one, for the state that the snapshot names.
     """
 
     block_ids: tuple[tuple[int, ...], ...]
-    reused_blocks: int
+    reused_blocks: tuple[int, ...]
 
 
 class CopyPlan:
@@ -157,7 +161,7 @@ class CopyPlan:
         places = [
             (group, place)
             for group, ids in enumerate(block_ids)
-            for place in range(self._reused_blocks, min(len(ids), len(reservation.block_ids[group])))
+            for place in range(self._reused_blocks[group], min(len(ids), len(reservation.block_ids[group])))
             if (group, place) not in self._copied and ids[place] and reservation.block_ids[group][place]
         ]
         source = [block_ids[group][place] for group, place in places]

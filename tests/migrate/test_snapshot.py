@@ -8,7 +8,7 @@ from melld.migrate.snapshot import CopyPlan, MoveRefusal, MoveRefused, RequestSn
 
 
 def reservation(*groups: tuple[int, ...], reused: int = 0) -> Reservation:
-    return Reservation(block_ids=groups, reused_blocks=reused)
+    return Reservation(block_ids=groups, reused_blocks=(reused,) * len(groups))
 
 
 def test_a_snapshot_survives_its_encoding() -> None:
@@ -73,6 +73,13 @@ def test_groups_of_blocks_are_copied_together() -> None:
     room = reservation((1, 2), (3, 4))
     blocks, into, _ = CopyPlan(room).missing(((11, 12), (13,)), 0, room)
     assert (blocks, into) == ([11, 12, 13], [1, 2, 3])
+
+
+def test_each_group_has_blocks_of_its_own_that_need_no_copy() -> None:
+    """Where blocks are of unequal size, a cached prefix is another number of them; a state is always copied."""
+    room = Reservation(((1, 2, 3, 4), (5, 6), (7,)), (2, 1, 0))
+    blocks, into, _ = CopyPlan(room).missing(((11, 12, 13, 14), (15, 16), (17,)), 0, room)
+    assert (blocks, into) == ([13, 14, 16, 17], [3, 4, 6, 7])
 
 
 def test_a_refusal_names_the_request_and_the_status_of_the_answer() -> None:

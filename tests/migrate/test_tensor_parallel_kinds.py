@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.families.every import make_model_of
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.migrate.test_images import about
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
-from tests.tiny_models import make_adapter, make_drafter, make_eagle, make_windowed
+from tests.tiny_models import make_adapter, make_drafter, make_eagle
 from tests.vision_model import make_vision_model, picture
 
 pytestmark = pytest.mark.long
@@ -46,7 +47,12 @@ def with_images(directory: Path) -> tuple[str, ...]:
 
 
 def with_windows(directory: Path) -> tuple[str, ...]:
-    make_windowed(directory / "demo")
+    make_model_of("gemma3", directory / "demo")
+    return ()
+
+
+def with_states(directory: Path) -> tuple[str, ...]:
+    make_model_of("granite4_h", directory / "demo")
     return ()
 
 
@@ -56,6 +62,7 @@ KINDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "eagle": with_head,
     "images": with_images,
     "windows": with_windows,
+    "states": with_states,
 }
 OWN: dict[str, dict[str, Any]] = {
     "adapter": {"model": "poet"},

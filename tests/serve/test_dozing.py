@@ -5,13 +5,15 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api.http_client import COMPLETIONS, request
+from tests.families.family import make_family
+from tests.families.poolers import POOLERS
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
@@ -24,10 +26,24 @@ NOBODYS_BYTES = 2 << 20
 """Of an arena: its first granule."""
 
 
+def make_wide_model(directory: Path) -> None:
+    """A model that writes."""
+    make_small_model(directory, seed=3, intermediate=WIDE)
+
+
+def make_wide_encoder(directory: Path) -> None:
+    """A model that keeps no KV."""
+    bert = POOLERS["bert"]
+    fields = {**bert.fields, "num_hidden_layers": 2, "intermediate_size": WIDE}
+    make_family(bert._replace(fields=fields), directory)
+
+
 @contextlib.contextmanager
-def beside(demo_model: Path, directory: Path, options: str = "") -> Iterator[DaemonProcess]:
+def beside(
+    demo_model: Path, directory: Path, options: str = "", make: Callable[[Path], None] = make_wide_model
+) -> Iterator[DaemonProcess]:
     """A small model, and a wide one that dozes after a second without requests."""
-    make_small_model(directory / "wide", seed=3, intermediate=WIDE)
+    make(directory / "wide")
     config = directory / "melld.toml"
     config.write_text(f"""
         models = [
@@ -96,9 +112,10 @@ def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
     assert tenant(dozy)["resident_bytes"] == there["resident_bytes"]
 
 
-def test_a_model_that_embeds_dozes_too(demo_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [make_wide_model, pytest.param(make_wide_encoder, marks=pytest.mark.long)])
+def test_a_model_that_embeds_dozes_too(demo_model: Path, tmp_path: Path, make: Callable[[Path], None]) -> None:
     """What shows that it is itself again is a vector, as it makes no tokens."""
-    with beside(demo_model, tmp_path, 'runner = "pooling"') as daemon:
+    with beside(demo_model, tmp_path, 'runner = "pooling"', make) as daemon:
         before, process = embedded(daemon), worker(daemon)
         until(daemon, "dozing")
         assert embedded(daemon) == before

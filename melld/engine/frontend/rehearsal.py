@@ -29,13 +29,17 @@ from melld.engine.answer_formats import AUTO, NONE
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
 from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
+from melld.engine.layers import kept_by, specs_without_weights
 from melld.engine.model_files import REASONING_KEY, TOOLS_KEY
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
+from melld.kvstore.kept import moves_text
+from melld.migrate.snapshot import MoveRefusal
 from melld.nearest import did_you_mean
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
+UNTOLD = "the start will tell"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -48,14 +52,6 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
-        if vllm_config.model_config.has_inner_state:
-            raise ConfigError(
-                "[model] path",
-                "a model with Mamba layers: vLLM's CPU kernels fail at long prompts, and moves are untried",
-            )
-        keeps_no_kv = vllm_config.model_config.attn_type in ("encoder_only", "attention_free")
-        if keeps_no_kv and not vllm_config.model_config.is_multimodal_model:  # vLLM says so of ColPali, too
-            raise ConfigError("[model] path", "an encoder alone, as BERT is, keeps no KV: melld serves models that do")
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         _check_parsers(arguments)
@@ -75,6 +71,22 @@ def _check_parsers(arguments: Namespace) -> None:
         if name and name not in known:
             others = f"{AUTO}, {NONE}, {', '.join(sorted(known))}"
             raise ConfigError(f"[model.vllm] {key}", f"{name!r} is not one of {others}{did_you_mean(name, known)}")
+
+
+def moves_of(vllm_config: VllmConfig) -> str:
+    """Return how requests of the model will move, as far as that is known without a worker.  For `check-config` alone.
+
+    vLLM may build a model for several devices only in as many processes, and some only on the device itself.
+    """
+    if vllm_config.parallel_config.world_size > 1:
+        return UNTOLD
+    try:
+        kept = kept_by(specs_without_weights(vllm_config))
+    except Exception:  # the workers will tell, whatever it is
+        log.debug("the model cannot be built without weights", exc_info=True)
+        return UNTOLD
+    refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
+    return moves_text(kept, vllm_config.model_config.runner_type == "generate", refusal=refusal)
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
@@ -126,7 +138,7 @@ def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
     """Return a one-line error about the given option that vLLM's error is about."""
     field, words = _said(error)
     if "torchvision" in words:
-        words = f"its images need torchvision, which is not here: melld's CPU lock leaves it out ({words})"
+        words = f"its images need torchvision, which is not here, or does not load: `make setup` installs it ({words})"
         return ConfigError("[model] path", words)
     key = _key(field, words, options)
     reason = words if not field or field == key else f"{field}: {words}"

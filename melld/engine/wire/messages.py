@@ -7,6 +7,7 @@ The wire is a socket pair that the daemon made for this process alone: nobody el
 means that the other side has ended.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -136,6 +137,11 @@ class StopWorker(Message, frozen=True, tag=True):
 # -- worker to daemon ------------------------------------------------------------------------------------------------
 
 
+def generates(tasks: Iterable[str]) -> bool:
+    """Return True if one of vLLM's tasks makes a model write tokens."""
+    return not {"generate", "transcription"}.isdisjoint(tasks)
+
+
 class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """The engine is up and has produced a real token."""
 
@@ -145,6 +151,8 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]
     load_s: float
+    moves: str = ""
+    """How requests of the model move, in words: `kvstore.kept.moves_text`."""
     caches_prefixes: bool = False
     """True if it keeps the KV of ended requests for later ones that begin alike."""
     ready_response: bytes
@@ -161,6 +169,11 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Why it cannot have its KV in an arena; it then has its own memory for it."""
     resident_bytes: int = 0
     """Memory of its process beside KV: the model's weights, and all else."""
+
+    @property
+    def generates(self) -> bool:
+        """Return True if the model writes tokens; else it pools: it embeds, scores or classifies."""
+        return generates(self.supported_tasks)
 
 
 class BlockReport(msgspec.Struct, frozen=True, array_like=True):

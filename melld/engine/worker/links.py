@@ -15,6 +15,7 @@ import msgspec
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import ArenaSpec, CopyRules
 from melld.engine.worker.rank_links import Lines
+from melld.engine.worker.residency.block_tables import keeps_kv
 from melld.engine.worker.residency.memory import KvMemory, kv_memory_of
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.residency.rules import kv_refusal
@@ -65,6 +66,8 @@ def share_memory(engine: "EngineCore", arena: ArenaSpec | None, kv_interface: st
 
 
 def _share_here(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
+    if not keeps_kv(engine.scheduler):
+        return Shared(failure="the model keeps no KV")
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
+from melld.engine.worker.residency.block_tables import groups_of
 from melld.engine.worker.residency.budget import StepBudget
 from melld.engine.worker.residency.residency import Residency
 from melld.engine.worker.start import add_own_request
@@ -107,8 +108,11 @@ class Profiler:
             ALONE_TOKENS,
             config.model_config.max_model_len // 2,
             config.scheduler_config.max_num_batched_tokens,
-            self._free_tokens() // 2,
         )
+        while tokens and not self._have_room(2 * tokens):
+            tokens //= 2
+        if tokens < 1:
+            raise ValueError("the KV cache is too small for this measurement")
         seconds: list[float] = []
         while len(seconds) <= ALONE_TIMES:
             self._add(tokens, 1)
@@ -123,7 +127,7 @@ class Profiler:
             raise ValueError(f"the worker runs at most {slots} requests")
         if DECODER_TOKENS + steps >= config.model_config.max_model_len:
             raise ValueError(f"requests have at most {config.model_config.max_model_len} tokens")
-        if ask.batch * (DECODER_TOKENS + steps) + CHUNKS[-1] > self._free_tokens():
+        if not self._have_room(*[DECODER_TOKENS + steps] * ask.batch, CHUNKS[-1]):
             raise ValueError("the KV cache is too small for this measurement")
         for _ in range(ask.batch):
             self._add(DECODER_TOKENS, steps)
@@ -181,9 +185,11 @@ class Profiler:
         parameters = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
         add_own_request(self._engine, f"{JOB}-{self._made}", tokens, parameters)
 
-    def _free_tokens(self) -> int:
-        pool = self._engine.scheduler.kv_cache_manager.block_pool
-        return int(pool.get_num_free_blocks() * self._engine.vllm_config.cache_config.block_size)
+    def _have_room(self, *requests: int) -> bool:
+        """Return True if requests of so many tokens fit into the free blocks together."""
+        groups, pool = groups_of(self._engine.scheduler), self._engine.scheduler.kv_cache_manager.block_pool
+        blocks = sum(group.blocks_for_tokens(tokens) for group in groups for tokens in requests)
+        return blocks <= int(pool.get_num_free_blocks())
 
     # -- links -------------------------------------------------------------------------------------------------------
 

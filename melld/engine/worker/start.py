@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.engine.layers import kept_by, specs_in
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import WorkerSpec
-from melld.kvstore.geometry import KvGeometry
+from melld.kvstore.geometry import WITHOUT_KV, KvGeometry
+from melld.kvstore.kept import moves_text
 
 if TYPE_CHECKING:
     from vllm.pooling_params import PoolingParams
@@ -103,6 +105,9 @@ def build_engine(
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
     executor = _telling(Executor.get_class(config), tell)
     if config.device_config.device_type == "cpu":
+        from melld.engine.worker.vllm_on_cpu.mends import mend
+
+        mend()
         hold_kv_in_shared_memory()
     if config.parallel_config.world_size > 1:
         executor = among_ranks(executor)
@@ -110,8 +115,6 @@ def build_engine(
         executor = arena.hold_kv_of(executor)
     tell("loading the model")
     engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
-    if not engine.scheduler.kv_cache_config.kv_cache_groups:
-        raise ValueError("an encoder alone, as BERT is, keeps no KV: melld serves models that do")
     _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
     engine.engine_index = 0
@@ -158,9 +161,10 @@ def warm_up(engine: "EngineCore", logprobs: int | None = None) -> "EngineCoreOut
     from vllm.sampling_params import SamplingParams
 
     tasks = engine.get_supported_tasks()
-    generates = "generate" in tasks or "transcription" in tasks
     parameters = (
-        SamplingParams(max_tokens=1, temperature=0.0, logprobs=logprobs) if generates else PoolingParams(task=tasks[0])
+        SamplingParams(max_tokens=1, temperature=0.0, logprobs=logprobs)
+        if wire.generates(tasks)
+        else PoolingParams(task=tasks[0])
     )
     add_own_request(engine, "warm-up", [1, 2, 3, 4], parameters)
     last = None
@@ -178,14 +182,11 @@ def ready_of(
     engine: "EngineCore", shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
     """Return the message that tells the daemon that the worker is ready."""
-    from melld.engine.worker.residency.block_tables import encoder_tokens_of, windows_of
+    from melld.engine.worker.residency.block_tables import total_blocks_of
 
-    cache = engine.vllm_config.cache_config
-    block_bytes = shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine)
-    beside = windows_of(engine.scheduler), encoder_tokens_of(engine.scheduler)
     return wire.WorkerReady(
-        total_blocks=engine.scheduler.kv_cache_config.num_blocks - 1,  # no request can use vLLM's null block
-        geometry=KvGeometry(cache.block_size, block_bytes, *beside),
+        total_blocks=total_blocks_of(engine.scheduler),
+        geometry=_geometry_of(engine, shared),
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         far_kv_handle=shared.agent.handle if shared.agent is not None else b"",
@@ -193,10 +194,31 @@ def ready_of(
         arena_failure=arena_failure,
         resident_bytes=resident_bytes(engine),
         max_requests=engine.scheduler.max_num_active_reqs,
-        caches_prefixes=bool(cache.enable_prefix_caching),
+        caches_prefixes=bool(engine.vllm_config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
+        moves=_moves_of(engine, shared),
         load_s=load_s,
         ready_response=response,
+    )
+
+
+def _geometry_of(engine: "EngineCore", shared: "Shared") -> KvGeometry:
+    from melld.engine.worker.residency.block_tables import encoder_tokens_of, groups_of, keeps_kv
+
+    scheduler = engine.scheduler
+    if not keeps_kv(scheduler):
+        return WITHOUT_KV
+    block_bytes = shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine)
+    return KvGeometry(int(scheduler.block_size), block_bytes, groups_of(scheduler), encoder_tokens_of(scheduler))
+
+
+def _moves_of(engine: "EngineCore", shared: "Shared") -> str:
+    from melld.engine.worker.residency.rules import leave_refusal
+
+    kept = kept_by(specs_in(engine.scheduler.kv_cache_config.kv_cache_groups))
+    refusal = leave_refusal(engine.scheduler)
+    return moves_text(
+        kept, wire.generates(engine.get_supported_tasks()), shared.failure, refusal.value if refusal else ""
     )
 
 
@@ -220,12 +242,12 @@ def _process_bytes(_rank: Any = None) -> int:
 
 
 def block_bytes_of(engine: "EngineCore") -> int:
-    """Return the bytes of one block of all layers.
+    """Return the bytes of one block of all layers; 0 if they keep no KV.
 
     All layers lie in one allocation, whose size each of vLLM's descriptions names (`KVCacheTensor.size`).
     """
     kv_cache = engine.scheduler.kv_cache_config
-    return int(max(tensor.size for tensor in kv_cache.kv_cache_tensors) // kv_cache.num_blocks)
+    return int(max((tensor.size for tensor in kv_cache.kv_cache_tensors), default=0) // max(kv_cache.num_blocks, 1))
 
 
 def add_own_request(

@@ -56,7 +56,12 @@ IMPORTS = (
 )
 TELL_MODULES = 50
 IMPORTS_OF_KIND = {
-    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.v1.attention.backends.cpu_attn"),
+    "cpu": (
+        "vllm.v1.worker.cpu_worker",
+        "vllm.v1.worker.cpu_model_runner",
+        "vllm.v1.attention.backends.cpu_attn",
+        "melld.engine.worker.vllm_on_cpu.mends",
+    ),
     "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"),
 }
 

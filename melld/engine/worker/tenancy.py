@@ -20,6 +20,7 @@ import msgspec
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Links
 from melld.engine.worker.report import StepReporter
+from melld.engine.worker.residency.block_tables import keeps_kv
 from melld.engine.worker.residency.budget import StepBudget
 from melld.engine.worker.residency.lent_blocks import Emptied, LentBlocks
 from melld.engine.worker.residency.weights import CpuWeights, weights_of
@@ -110,7 +111,7 @@ class Dozer:
         lent = self._lent
         if not self._is_asked:
             return
-        stays = lent is None and isinstance(self._weights, CpuWeights)
+        stays = lent is None and isinstance(self._weights, CpuWeights) and keeps_kv(self._engine.scheduler)
         refusal = "its KV memory is its own, and would stay" if stays else self._weights.refusal
         if refusal:
             self._is_asked = False

@@ -66,12 +66,22 @@ def layout_of(tensors: Sequence[torch.Tensor], num_blocks: int) -> KvLayout:
     ends = max(offset + chunk for chunk, _, offsets in found for offset in offsets)
     if ends - offsets[0] <= stride:  # blocks outermost: all layers of a block lie together, of whatever size each is
         chunk, offsets = ends - offsets[0], offsets[:1]
-    elif len({chunk for chunk, _, _ in found}) == 1:
-        chunk = next(iter(found))[0]
-    else:
-        raise UnsupportedLayout("the layers' blocks are not of one shape")
+    else:  # a state may fill less of its place than KV does, and the rest is padding: as wide as the widest
+        chunk = max(chunk for chunk, _, _ in found)
     region_bytes = tensors[0].untyped_storage().nbytes()
-    return KvLayout(num_blocks, chunk, stride, tuple(offsets), region_bytes)
+    layout = KvLayout(num_blocks, chunk, stride, tuple(offsets), region_bytes)
+    if len({chunk for chunk, _, _ in found}) > 1 and not _is_padded(layout):
+        raise UnsupportedLayout("the layers' blocks are not of one shape")
+    return layout
+
+
+def _is_padded(layout: KvLayout) -> bool:
+    """Return True if the layout's chunks do not overlap, wherever they are wider than what a layer keeps there."""
+    last_block = (layout.num_blocks - 1) * layout.block_stride_bytes
+    ends = (*layout.chunk_offsets[1:], layout.region_bytes)
+    return layout.chunk_bytes <= layout.block_stride_bytes and all(
+        offset + last_block + layout.chunk_bytes <= end for offset, end in zip(layout.chunk_offsets, ends, strict=True)
+    )
 
 
 def _chunks(tensor: torch.Tensor, num_blocks: int) -> tuple[int, int, tuple[int, ...]]:

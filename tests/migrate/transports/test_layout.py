@@ -81,6 +81,16 @@ def test_a_packed_layout_holds_the_same_chunks() -> None:
     assert packed.region_bytes == 2 * layout.block_bytes
 
 
+def test_a_layer_that_fills_less_of_its_place_is_copied_with_the_rest() -> None:
+    """A state is smaller than the keys and values of a block, and has its place: also alone, or at the very end."""
+    whole = torch.zeros(24)
+    first, last = (whole.as_strided((3, 4), (4, 1), place) for place in (0, 12))
+    small_first, small_last = (whole.as_strided((3, 2), (4, 1), place) for place in (0, 12))
+    both = layout_of([first, last], 3)
+    for tensors in ([small_first, last], [first, small_last], [small_first, first, last]):
+        assert layout_of(tensors, 3) == both
+
+
 def test_caches_that_one_stride_cannot_describe_are_refused() -> None:
     """Then requests move by their tokens; nothing is copied to a wrong place."""
     first, second = torch.zeros(4, 2), torch.zeros(4, 2)
@@ -89,8 +99,8 @@ def test_caches_that_one_stride_cannot_describe_are_refused() -> None:
     whole = torch.zeros(24)
     with pytest.raises(UnsupportedLayout, match=r"\[8, 16\] bytes apart"):
         layout_of([whole[:8].view(4, 2), whole[8:].view(4, 4)], 4)
-    padded = [whole.as_strided((3, 2), (4, 1), 0), whole.as_strided((3, 4), (4, 1), 12)]
+    between = [whole.as_strided((3, width), (4, 1), first) for width, first in ((2, 0), (1, 2), (2, 12))]
     with pytest.raises(UnsupportedLayout, match="not of one shape"):
-        layout_of(padded, 3)
+        layout_of(between, 3)
     with pytest.raises(UnsupportedLayout, match="do not make"):
         layout_of([first], 3)

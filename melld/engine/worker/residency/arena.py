@@ -114,7 +114,10 @@ class ArenaMemory:
             def get_kv_cache_specs(self) -> Any:
                 specs = super().get_kv_cache_specs()
                 each_layer = [spec for layers in specs for spec in layers.values()]
-                arena.refuse(_refusal(self.vllm_config, each_layer, arena.spec.granule_bytes))
+                if each_layer:
+                    arena.refuse(_refusal(self.vllm_config, each_layer, arena.spec.granule_bytes))
+                else:
+                    arena.failure = "the model keeps no KV"
                 return specs
 
             def get_supported_kv_cache_layouts(self) -> Any:

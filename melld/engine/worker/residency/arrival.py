@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.engine.worker.residency.block_tables import decoder_groups_of, windows_of
+from melld.engine.worker.residency.arriving_tables import ArrivingTables
 from melld.engine.worker.residency.runner import Runner
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
 
@@ -96,6 +96,7 @@ class Arrivals:
         self._scheduler: Any = engine.scheduler
         self._runner = runner
         self._name = engine_name
+        self._tables = ArrivingTables(self._scheduler)
         self.reserved: dict[str, Arrival] = {}
         self.written: set[str] = set()
         """Requests whose reserved blocks another thread writes into."""
@@ -123,28 +124,15 @@ class Arrivals:
         Raises:
             NoRoom: too few free blocks, or no slot in the batch; nothing is reserved.
         """
-        manager, request = self._scheduler.kv_cache_manager, arrival.request
+        request = arrival.request
         capacity = self._within_model(max(token_capacity, request.num_tokens))
         if self.free_slots < 1:
             raise self._no_room(arrival, capacity)
-        blocks, reused_tokens, _ = manager.get_computed_blocks(request)
-        if partial := reused_tokens % self._scheduler.block_size:  # only whole blocks: no copy on write
-            reused_tokens -= partial
-            blocks = manager.truncate_computed_blocks(blocks, reused_tokens)
-        copied_tokens = max(computed_tokens - reused_tokens, 0)
-        taken = manager.allocate_slots(
-            request,
-            capacity - reused_tokens - copied_tokens,
-            num_new_computed_tokens=reused_tokens,
-            new_computed_blocks=blocks,
-            num_external_computed_tokens=copied_tokens,
-            delay_cache_blocks=True,
-            num_encoder_tokens=self._encoder_tokens(request),
-        )
-        if taken is None:
+        reused_tokens = self._tables.take(request, capacity, computed_tokens)
+        if reused_tokens is None:
             raise self._no_room(arrival, capacity)
         arrival.reused_tokens, arrival.token_capacity = reused_tokens, capacity
-        arrival.computed_tokens = reused_tokens + copied_tokens
+        arrival.computed_tokens = max(reused_tokens, computed_tokens)
         self.reserved[arrival.request_id] = arrival
         return self._reservation(arrival)
 
@@ -157,8 +145,7 @@ class Arrivals:
         arrival = self.reserved[request_id]
         capacity = self._within_model(token_capacity)
         if capacity > arrival.token_capacity:
-            manager = self._scheduler.kv_cache_manager
-            if manager.allocate_slots(arrival.request, capacity, delay_cache_blocks=True) is None:
+            if not self._tables.grow(arrival.request, capacity):
                 raise self._no_room(arrival, capacity)
             arrival.token_capacity = capacity
         return self._reservation(arrival)
@@ -181,18 +168,14 @@ class Arrivals:
         if snapshot.engine != self._name:
             raise MoveRefused(snapshot.request, MoveRefusal.INCOMPATIBLE)
         valid = max(arrival.reused_tokens, snapshot.num_computed_tokens if via is Via.KV else 0)
-        if via is Via.KV and valid < arrival.computed_tokens and any(windows_of(self._scheduler)):
+        if valid < arrival.computed_tokens and self._tables.forgets:
             raise MoveRefused(snapshot.request, MoveRefusal.PREEMPTED)
         self.grow(snapshot.request, snapshot.num_tokens)
         append_tokens(self._engine, arrival, snapshot.output_token_ids)
         del self.reserved[snapshot.request]
         request = arrival.request
         request.num_computed_tokens = valid
-        manager = self._scheduler.kv_cache_manager
-        # Blocks that a window has left since they were reserved were not copied: they must not be cached.
-        manager.remove_skipped_blocks(snapshot.request, valid, request.num_prompt_tokens)
-        self._give_back(snapshot)
-        manager.cache_blocks(request, valid)
+        self._tables.settle(request, is_copied=valid > arrival.reused_tokens)
         # The request has its blocks already; a look into the prefix cache would find them a second time.
         request.skip_reading_prefix_cache |= valid == 0
         _restore(request, snapshot, valid)
@@ -214,7 +197,7 @@ class Arrivals:
         """Record that the other thread has stopped, and free the blocks if the reservation was cancelled meanwhile."""
         self.written.discard(request_id)
         if arrival := self._given_up.pop(request_id, None):
-            self._scheduler.kv_cache_manager.free(arrival.request)
+            self._tables.free(arrival.request)
 
     def cancel(self, request_id: str) -> None:
         """Free the reserved blocks as soon as no copy writes into them."""
@@ -222,20 +205,7 @@ class Arrivals:
         if request_id in self.written:
             self._given_up[request_id] = arrival
         else:
-            self._scheduler.kv_cache_manager.free(arrival.request)
-
-    def _encoder_tokens(self, request: "Request") -> int:
-        """Return of how many tokens a decoder keeps what the encoder makes of the request's audio."""
-        inputs = range(len(request.mm_features)) if self._scheduler.is_encoder_decoder else ()
-        return sum(request.get_num_encoder_embeds(index) for index in inputs)
-
-    def _give_back(self, snapshot: RequestSnapshot) -> None:
-        """Free the blocks beyond the request's tokens: it takes them when it grows, as any other does."""
-        manager = self._scheduler.kv_cache_manager
-        for group in decoder_groups_of(self._scheduler):
-            blocks, needed = group.req_to_blocks[snapshot.request], -(-snapshot.num_tokens // group.block_size)
-            manager.block_pool.free_blocks(blocks[needed:])
-            del blocks[needed:]
+            self._tables.free(arrival.request)
 
     def _within_model(self, tokens: int) -> int:
         return min(tokens, int(self._scheduler.max_model_len))
@@ -259,14 +229,10 @@ class Arrivals:
             scheduler._enqueue_waiting_request(request)  # noqa: SLF001
 
     def _reservation(self, arrival: Arrival) -> Reservation:
-        ids = self._scheduler.kv_cache_manager.get_block_ids(arrival.request_id)
-        return Reservation(
-            block_ids=tuple(tuple(group) for group in ids),
-            reused_blocks=arrival.reused_tokens // self._scheduler.block_size,
-        )
+        return self._tables.reservation(arrival.request_id, arrival.reused_tokens)
 
     def _no_room(self, arrival: Arrival, tokens: int) -> NoRoom:
-        needed = -(-tokens // self._scheduler.block_size)
+        needed = self._tables.blocks_for_tokens(tokens)
         free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return NoRoom(arrival.request_id, needed, free, self.free_slots)
 

@@ -6,23 +6,29 @@ in `block_size` steps) or its phase changed.
 
     used blocks = total - free; free includes what only the prefix cache holds; a shared block is used once.
     shared blocks = sum of all block tables - used, with reservations and departing requests included.
+
+Requests of a model that keeps no KV hold their tokens, as if each were a block: that is their load.
 """
 
 import bisect
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from melld.engine.wire.messages import BlockReport
+from melld.engine.worker.residency.states import count_states, keeps_state
+from melld.kvstore.geometry import KvGroup
 from melld.migrate.snapshot import Phase
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.request import Request
 
 RequestBlocks = tuple[int, Phase]
+UNLIMITED_TOKENS = 1 << 40
+"""Where none leaves KV behind, the number of requests is the only limit."""
 
 
 class BlockEpochs:
@@ -54,9 +60,12 @@ class BlockReporter:
         self._held = held
         manager = scheduler.kv_cache_manager
         self._pool = manager.block_pool
-        self._tables = [group.req_to_blocks for group in manager.coordinator.single_type_managers]
-        self._is_windowed = any(windows_of(scheduler))
-        self._total_blocks = self._pool.num_gpu_blocks - 1
+        groups = manager.coordinator.single_type_managers
+        self._tables = [group.req_to_blocks for group in groups]
+        self._counts = [_count_of(group) for group in groups]
+        self._keeps_all = all(not group.window and not group.keeps_state for group in groups_of(scheduler))
+        self._keeps_kv = keeps_kv(scheduler)
+        self._total_blocks = total_blocks_of(scheduler)
         self._last: dict[str, RequestBlocks] = {}
 
     def collect(self) -> BlockReport:
@@ -77,19 +86,37 @@ class BlockReporter:
                 last[request_id] = changed[request_id] = facts
         if len(last) > len(requests):
             self._last = {request_id: facts for request_id, facts in last.items() if request_id in requests}
+        if not self._keeps_kv:
+            tokens = sum(request.num_tokens for request in requests.values())
+            return BlockReport(tokens, self._total_blocks, 0, changed)
         total_blocks = self._total_blocks - self._held()
         used_blocks = total_blocks - self._pool.get_num_free_blocks()
-        count = _real_blocks if self._is_windowed else len
-        named_blocks = sum(sum(map(count, table.values())) for table in self._tables)
+        if self._keeps_all:
+            named_blocks = sum(sum(map(len, table.values())) for table in self._tables)
+        else:
+            named_blocks = sum(sum(map(count, table)) for table, count in zip(self._tables, self._counts, strict=True))
         # Blocks without a table may stay in use until a step in flight has ended.
         return BlockReport(used_blocks, total_blocks, max(named_blocks - used_blocks, 0), changed)
 
     def _blocks(self, request_id: str) -> int:
         tables = self._tables
-        if len(tables) == 1 and not self._is_windowed:
+        if not self._keeps_kv:
+            return int(self._scheduler.requests[request_id].num_tokens)
+        if len(tables) == 1 and self._keeps_all:
             held = tables[0].get(request_id)
             return len(held) if held is not None else 0
-        return sum(_real_blocks(table[request_id]) for table in tables if request_id in table)
+        counted = zip(tables, self._counts, strict=True)
+        return sum(count(request_id) for table, count in counted if request_id in table)
+
+
+def keeps_kv(scheduler: "Scheduler") -> bool:
+    """Return False for a model whose layers all see a whole prompt at once, as those of BERT: nothing is left of it."""
+    return bool(scheduler.kv_cache_config.kv_cache_groups)
+
+
+def total_blocks_of(scheduler: "Scheduler") -> int:
+    """Return how many blocks requests may hold together, without vLLM's null block."""
+    return int(scheduler.kv_cache_config.num_blocks - 1) if keeps_kv(scheduler) else UNLIMITED_TOKENS
 
 
 def decoder_groups_of(scheduler: "Scheduler") -> "list[SingleTypeKVCacheManager]":
@@ -100,9 +127,16 @@ def decoder_groups_of(scheduler: "Scheduler") -> "list[SingleTypeKVCacheManager]
     return [group for group in groups if not isinstance(group, CrossAttentionManager)]
 
 
-def windows_of(scheduler: "Scheduler") -> tuple[int, ...]:
-    """Return each of these groups' sliding window in tokens, 0 for one that keeps all."""
-    return tuple(int(getattr(group, "sliding_window", 0)) for group in decoder_groups_of(scheduler))
+def groups_of(scheduler: "Scheduler") -> tuple[KvGroup, ...]:
+    """Return what each of these groups keeps."""
+    return tuple(
+        KvGroup(group.block_size, _window_of(group), keeps_state(group)) for group in decoder_groups_of(scheduler)
+    )
+
+
+def _window_of(group: Any) -> int:
+    """Return the latest tokens that this group keeps, of a window or of a chunk of text; 0 for all."""
+    return int(getattr(group, "sliding_window", 0) or getattr(group, "attention_chunk_size", 0))
 
 
 def encoder_tokens_of(scheduler: "Scheduler") -> int:
@@ -113,9 +147,16 @@ def encoder_tokens_of(scheduler: "Scheduler") -> int:
     return int(getattr(config, "max_source_positions", scheduler.max_num_encoder_input_tokens))
 
 
-def _real_blocks(blocks: "list[KVCacheBlock]") -> int:
-    """Count the blocks of a table: those that the window has left are its first ones."""
-    return len(blocks) - bisect.bisect_left(blocks, True, key=lambda block: not block.is_null)
+def _count_of(group: "SingleTypeKVCacheManager") -> Callable[[str], int]:
+    """Return what counts the blocks of a request in this group: those that a window has left are its first ones."""
+
+    def count_in_window(request_id: str) -> int:
+        blocks = group.req_to_blocks[request_id]
+        return len(blocks) - bisect.bisect_left(blocks, True, key=lambda block: not block.is_null)
+
+    if keeps_state(group):
+        return partial(count_states, group)
+    return count_in_window if _window_of(group) else lambda request_id: len(group.req_to_blocks[request_id])
 
 
 def phase_of(request: "Request") -> Phase:

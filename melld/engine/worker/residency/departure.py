@@ -15,6 +15,7 @@ import msgspec
 
 from melld.engine.worker.residency.block_tables import BlockEpochs
 from melld.engine.worker.residency.runner import Runner
+from melld.engine.worker.residency.states import can_copy_states, keeps_state, state_of
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestSnapshot
 
 if TYPE_CHECKING:
@@ -82,13 +83,16 @@ class Departures:
         manager = self._scheduler.kv_cache_manager
         computed = request.num_computed_tokens
         blocks = manager.get_block_ids_for_computed_tokens(request_id, computed)
+        groups = zip(manager.coordinator.single_type_managers, blocks, strict=True)
         stats = request.prefill_stats
         return RequestSnapshot(
             request=request_id,
             output_token_ids=list(request.output_token_ids),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
-            block_ids=tuple(tuple(group) for group in blocks),
+            block_ids=tuple(
+                state_of(ids, computed, group.block_size) if keeps_state(group) else tuple(ids) for group, ids in groups
+            ),
             block_epoch=self._epochs.of(request),
             num_preemptions=request.num_preemptions,
             priority=request.priority,
@@ -106,6 +110,10 @@ class Departures:
         request, scheduler = departure.request, self._scheduler
         del self.frozen[request_id]
         scheduler.requests[request_id] = request
+        if not can_copy_states(scheduler) and request.num_computed_tokens:  # nor can a step find them again
+            scheduler.kv_cache_manager.free(request)
+            request.num_computed_tokens = 0
+            request.num_preemptions += 1
         if request.status == RequestStatus.RUNNING:
             # Its slot may be taken.  A preempted request that holds KV gets the first free one.
             request.status = RequestStatus.PREEMPTED

@@ -27,9 +27,11 @@ from melld.engine.worker.residency.rules import (
     engine_name,
     engine_refusal,
     kv_refusal,
+    leave_refusal,
     request_refusal,
 )
 from melld.engine.worker.residency.runner import runner_of
+from melld.engine.worker.residency.states import keeps_state
 from melld.engine.worker.residency.warm import Warmers
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
 from melld.scheduler.steptimes import StepTimes
@@ -97,15 +99,16 @@ class Residency:
         manager = self._scheduler.kv_cache_manager
         # vLLM counts the tokens of a step in flight as computed.
         computed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
-        held = manager.get_block_ids(request_id)
+        held = zip(manager.coordinator.single_type_managers, manager.get_block_ids(request_id), strict=True)
         if any(request_id in _begun_by(step) for step in self._steps_in_flight):
             computed = 0  # what it found in the prefix cache may be another's that is computed in that very step
-        full = computed // self._scheduler.block_size
         return RequestFacts(
             num_tokens=request.num_tokens,
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=computed,
-            full_block_ids=tuple(tuple(group[:full]) for group in held),
+            full_block_ids=tuple(
+                () if keeps_state(group) else tuple(ids[: computed // group.block_size]) for group, ids in held
+            ),
             block_epoch=self._epochs.of(request),
             in_prompt=not request.num_output_tokens and request.num_computed_tokens < request.num_prompt_tokens,
         )
@@ -118,7 +121,7 @@ class Residency:
         if request_id in self.frozen:
             return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
-        return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
+        return leave_refusal(self._scheduler) or kv or request_refusal(request, via)
 
     def is_in_flight(self, request_id: str) -> bool:
         """Return True while a step computes for a request of that id, even if that request has left since."""

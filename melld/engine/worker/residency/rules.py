@@ -7,7 +7,10 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from melld.engine.layers import name_of, specs_in
 from melld.engine.pin import VLLM_VERSION
+from melld.engine.worker.residency.states import can_copy_states
+from melld.kvstore.kept import are_known, uncopied
 from melld.migrate.snapshot import MoveRefusal, Via
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why no request of this engine can move, or None."""
+    """Return why no request can come to this engine from another, or None."""
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return MoveRefusal.KV_CONNECTOR
     if scheduler.num_prefill_lookahead > 1:
@@ -30,16 +33,20 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     return None
 
 
-def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why KV blocks of this engine cannot be copied, or None: some hold neither full nor windowed attention."""
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, SlidingWindowManager
+def leave_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
+    """Return why no request of this engine can leave it while it runs, or None; after a death they go on elsewhere."""
+    return engine_refusal(scheduler) or (None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV)
 
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    plain = all(type(manager) in (FullAttentionManager, SlidingWindowManager) for manager in managers)
-    plain &= all(manager.block_size == scheduler.block_size for manager in managers)
-    if not plain or scheduler.needs_kv_cache_zeroing or scheduler.dcp_world_size > 1:
-        return MoveRefusal.KV_LAYOUT
-    return None
+
+def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
+    """Return why KV blocks of this engine cannot be copied, or None: what some of them hold is not known to be all."""
+    if not can_copy_states(scheduler):
+        return MoveRefusal.STATES
+    return MoveRefusal.KV_LAYOUT if uncopied(_kinds_of(scheduler)) or scheduler.dcp_world_size > 1 else None
+
+
+def _kinds_of(scheduler: "Scheduler") -> set[str]:
+    return {name_of(spec) for spec in specs_in(scheduler.kv_cache_config.kv_cache_groups)}
 
 
 def request_refusal(request: "Request", via: Via) -> MoveRefusal | None:
@@ -72,6 +79,9 @@ def engine_name(engine: "EngineCore") -> str:
         config.model_config.max_model_len,
         config.model_config.quantization,
         config.cache_config.cache_dtype,
+        config.cache_config.mamba_cache_dtype,
+        config.cache_config.mamba_ssm_cache_dtype,
+        config.cache_config.mamba_cache_mode,
         str(getattr(config.cache_config, "kv_cache_layout", "")),
         config.device_config.device_type,
         config.parallel_config.tensor_parallel_size,

@@ -72,6 +72,24 @@ def _mark(runner: Any, scheduled_tokens: dict[str, int]) -> None:
             rewindable.mark()
 
 
+def forget_states(runner: Any) -> None:
+    """Have this runner (vllm.v1.worker.gpu_model_runner) forget at once in which column an ended request's state was.
+
+    A fix of vLLM 0.32.0, which forgets it only in a step that computes, and not for a request that is new again: one
+    that comes back under its id would be taken to have its state where it once was.
+    """
+    update_states = runner._update_states  # noqa: SLF001
+
+    def forget_and_update(scheduler_output: Any) -> Any:
+        for request_id in scheduler_output.finished_req_ids:
+            runner.mamba_state_idx.pop(request_id, None)
+        for request in scheduler_output.scheduled_new_reqs:
+            runner.mamba_state_idx.pop(request.req_id, None)
+        return update_states(scheduler_output)
+
+    runner._update_states = forget_and_update  # noqa: SLF001
+
+
 def know_all_outputs(batch: Any) -> None:
     """Have this empty batch (vllm.v1.worker.gpu_input_batch) know each sampled token before the next is sampled.
 
@@ -105,6 +123,8 @@ class RunnerV1(Runner):
         self._runner = runner
         if runner.device.type == "cpu":
             make_generators_rewindable(runner)
+        if runner.cache_config.mamba_cache_mode == "align":
+            forget_states(runner)
         if runner.use_async_scheduling:
             know_all_outputs(runner.input_batch)
 

@@ -183,6 +183,9 @@ class Worker:
         if arguments.get("async_scheduling") and self.config.device_config.device_type == "cpu":
             schedule_asynchronously(self.config)
         if self.config.device_config.device_type == "cpu":
+            from melld.engine.worker.vllm_on_cpu.mends import mend
+
+            mend()
             hold_kv_in_shared_memory()
         executor = Executor.get_class(self.config)
         self.engine = EngineCore(self.config, arena.hold_kv_of(executor) if arena else executor, log_stats=True)
@@ -195,12 +198,14 @@ class Worker:
         from melld.engine.worker.residency.budget import Ages, StepBudget
         from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
+        from melld.engine.worker.residency.rules import kv_refusal
         from melld.engine.worker.tenancy import Borrower
         from melld.scheduler.steptimes import StepTimes
 
         shared = share_memory(self.engine, arena.spec if arena else None)
-        assert shared.memory is not None, shared.failure
-        self.memory, self.handle_bytes = shared.memory, shared.handle
+        assert shared.memory is not None or kv_refusal(self.engine.scheduler), shared.failure
+        self.memory: Any = shared.memory
+        self.handle_bytes = shared.handle
         epochs = BlockEpochs()
         self.lent = lent = LentBlocks(self.engine, arena, self.memory, epochs) if arena else None
         times = StepTimes()
@@ -348,10 +353,15 @@ class Worker:
         tables = {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests}
         return {name: sum(len(group) for group in groups) for name, groups in tables.items()}
 
-    def windows(self) -> tuple[int, ...]:
-        from melld.engine.worker.residency.block_tables import windows_of
+    def groups(self) -> tuple[Any, ...]:
+        from melld.engine.worker.residency.block_tables import groups_of
 
-        return windows_of(self.engine.scheduler)
+        return groups_of(self.engine.scheduler)
+
+    def kinds(self) -> tuple[str, ...]:
+        from melld.engine.layers import kept_by, specs_in
+
+        return kept_by(specs_in(self.engine.scheduler.kv_cache_config.kv_cache_groups)).kinds
 
     def block_bytes(self) -> int:
         return self.memory.layout.block_bytes
@@ -381,6 +391,20 @@ class Worker:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, time.monotonic())
         scheduler.kv_cache_manager.evict_blocks(blocks)
+
+    def spoil(self) -> None:
+        """Fill all blocks that nobody holds: with NaN where vLLM empties new ones, else with large numbers."""
+        import torch
+
+        layout, pool = self.memory.layout, self.engine.scheduler.kv_cache_manager.block_pool
+        free = [block.block_id for block in pool.blocks if not (block.ref_cnt or block.is_null or block.block_hash)]
+        spoilt = 0xFF if self.engine.scheduler.needs_kv_cache_zeroing else 0x41
+        shape = len(free), layout.chunk_bytes
+        for offset in layout.chunk_offsets:
+            blocks = self.memory.region.as_strided(
+                (layout.num_blocks, layout.chunk_bytes), (layout.block_stride_bytes, 1), offset
+            )
+            blocks[free] = torch.full(shape, spoilt, dtype=torch.uint8)
 
     def use_up(self) -> None:
         """Take all free blocks, as others do where memory is short."""

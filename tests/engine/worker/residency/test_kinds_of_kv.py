@@ -1,33 +1,31 @@
-"""KV of other kinds moves as the demo model's does: latent vectors, and numbers of eight bits."""
+"""KV of other kinds moves as the demo model's does: latent vectors, numbers of eight bits, KV that layers share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from melld.demo_model import make_demo_model
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, SAMPLED
-from tests.tiny_models import make_latent
+from tests.families.texts import CPU_MLA
 
 pytestmark = pytest.mark.long
 KINDS: dict[str, Any] = {
-    "latent": (make_latent, {"block_size": 16, "attention_backend": "CPU_MLA"}),
-    "fp8": (make_demo_model, {"kv_cache_dtype": "fp8"}),
+    "latent": ("deepseek_v3", CPU_MLA),
+    "fp8": ("llama3", {"kv_cache_dtype": "fp8"}),
+    "shared by layers": ("gemma4_e", {}),
 }
 HAS_AVX512 = "avx512" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared_pair(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
+def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]:
     """Two workers."""
     if request.param == "fp8" and not HAS_AVX512:
         pytest.skip("vLLM's CPU attention reads fp8 by AVX-512 alone")
-    make, options = KINDS[request.param]
-    model = tmp_path_factory.mktemp("model") / request.param
-    make(model)
-    with two_workers(model, options) as workers:
+    name, options = KINDS[request.param]
+    with two_workers(model_of(name), options) as workers:
         yield Pair(*workers)
 
 

@@ -1,6 +1,7 @@
 """A model whose layers see different stretches of the text: windows keep the latest blocks alone, and move so."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,27 +11,32 @@ from melld.migrate.snapshot import CopyPlan, MoveRefusal
 from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
-from tests.tiny_models import WINDOW, make_windowed
+from tests.families.family import CHUNK, WINDOW
 
 BLOCK = 32
 CALM = {"temperature": 0.0, "ignore_eos": True}
 LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 48})
 
 
-@pytest.fixture(scope="module")
-def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Two workers: a group of layers that see all, two that see the last 64 tokens."""
-    model = tmp_path_factory.mktemp("model") / "windowed"
-    make_windowed(model)
-    with two_workers(model, {}) as workers:
-        yield Pair(*workers)
+@pytest.fixture(
+    scope="module", params=["gemma3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma4", "llama4"))]
+)
+def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]:
+    """Two workers: a group of layers that see all, others that see the last 64 tokens, or a chunk of 128.
+
+    The blocks of Gemma 4's groups are of unequal numbers of tokens.
+    """
+    with two_workers(model_of(request.param), {}) as workers:
+        pair = Pair(*workers)
+        groups = pair.here("groups")
+        assert {group.window for group in groups} == {0, CHUNK if request.param == "llama4" else WINDOW}
+        assert len({group.block_tokens for group in groups}) == (2 if request.param == "gemma4" else 1)
+        yield pair
 
 
 @pytest.fixture(scope="module")
 def geometry(shared_pair: Pair) -> KvGeometry:
-    windows = shared_pair.here("windows")
-    assert set(windows) == {0, WINDOW}
-    return KvGeometry(BLOCK, 1, windows)
+    return KvGeometry(BLOCK, 1, shared_pair.here("groups"))
 
 
 def real_blocks(groups: Any) -> list[int]:
@@ -65,8 +71,9 @@ def test_nothing_is_reserved_or_copied_behind_a_window(pair: Pair, geometry: KvG
     words = pair.here("core_request", running.request_id)
     reservation = pair.there("reserve", *words, 0, facts.num_computed_tokens)
     assert sum(real_blocks(reservation.block_ids)) <= geometry.blocks_for_tokens(facts.num_tokens)
-    for window, blocks in zip(geometry.windows, real_blocks(facts.full_block_ids), strict=True):
-        assert blocks == (WINDOW // BLOCK if window else facts.num_computed_tokens // BLOCK)
+    for group, blocks in zip(geometry.groups, real_blocks(facts.full_block_ids), strict=True):
+        full = facts.num_computed_tokens // group.block_tokens
+        assert 0 < blocks <= -(-group.window // group.block_tokens) < full if group.window else blocks == full
     pair.there("cancel", running.request_id)
     pair.finish(running)
 

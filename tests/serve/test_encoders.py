@@ -1,0 +1,136 @@
+"""Models that keep no KV, as BERT is: placed by load, computed whole, and not lost with a worker."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.api.http_client import CHAT, COMPLETIONS, request
+from tests.migrate.live import PATIENCE_S, Operator
+from tests.serve.daemon_process import DaemonProcess
+
+EMBEDDINGS = "/v1/embeddings"
+RANDOM = np.random.default_rng(5)
+TEXTS = [[int(token) for token in RANDOM.integers(5, 2000, 20 + 3 * number)] for number in range(48)]
+"""As tokens: no tokenizer comes between them and the model."""
+
+
+@pytest.fixture(scope="module")
+def daemon(model_of: Callable[[str], Path]) -> Iterator[DaemonProcess]:
+    """An embedder on two workers, both always in use: who has less to compute gets the next text."""
+    spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
+    spread += ("--set", "health.steady_after_s=0", "--set", 'model.vllm.runner="pooling"')
+    with DaemonProcess(model_of("bert"), "--device", "cpu:2", *spread) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def operator(daemon: DaemonProcess) -> Operator:
+    return Operator(daemon)
+
+
+def embed(daemon: DaemonProcess, texts: list[list[int]]) -> Any:
+    answered = request(daemon.url, "POST", EMBEDDINGS, {"model": "demo", "input": texts})
+    assert answered.status == 200, answered.body
+    return np.array([one["embedding"] for one in answered.json()["data"]])
+
+
+class Call(threading.Thread):
+    """A call under way."""
+
+    def __init__(self, daemon: DaemonProcess, texts: list[list[int]]) -> None:
+        super().__init__(daemon=True)
+        self._asked = daemon, texts
+        self.vectors: Any = None
+        self.start()
+
+    def run(self) -> None:
+        self.vectors = embed(*self._asked)
+
+
+def test_its_vectors_are_those_of_transformers(daemon: DaemonProcess, model_of: Callable[[str], Path]) -> None:
+    """The first token's last hidden state, of unit length; and no two texts are alike."""
+    import torch
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(model_of("bert")).eval()
+    with torch.no_grad():
+        states = [model(torch.tensor([text])).last_hidden_state[0, 0].numpy() for text in TEXTS[:8]]
+    expected = np.array([state / np.linalg.norm(state) for state in states])
+    vectors = embed(daemon, TEXTS[:8])
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert np.max(vectors @ vectors.T - np.eye(len(vectors))) < 0.999
+
+
+def test_texts_go_where_least_is_to_be_computed(daemon: DaemonProcess, operator: Operator) -> None:
+    """A long text counts for as much as many short ones, and the status claims no memory for any."""
+    pids = [worker["pid"] for worker in operator.status()["workers"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        calls = [Call(daemon, [[7] * 400])]
+        operator.wait(lambda status: len(status["requests"]) == 1, PATIENCE_S)
+        calls.append(Call(daemon, [[9] * 40 for _ in range(8)]))
+        operator.wait(lambda status: len(status["requests"]) == 9, PATIENCE_S)
+        status = operator.status()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    workers = [one["worker"] for one in status["requests"]]
+    assert len(set(workers[1:])) == 1
+    assert workers[0] != workers[1]
+    assert {one["kv_bytes"] for one in status["requests"]} == {0}
+    for call in calls:
+        call.join(PATIENCE_S)
+        assert call.vectors is not None
+
+
+def test_every_text_of_a_call_outlives_a_worker(daemon: DaemonProcess, operator: Operator) -> None:
+    """kill -9 in mid-call: what the worker had is computed by the other, and is what it would have been."""
+    alone = np.concatenate([embed(daemon, [text]) for text in TEXTS])
+    victim, other = operator.status()["workers"]
+    for worker in (victim, other):
+        os.kill(worker["pid"], signal.SIGSTOP)  # so that it surely has some of them when it dies
+    call = Call(daemon, TEXTS)
+    operator.wait(lambda status: len(status["requests"]) == len(TEXTS), PATIENCE_S)
+    assert {one["worker"] for one in operator.status()["requests"]} == {victim["worker"], other["worker"]}
+    os.kill(victim["pid"], signal.SIGKILL)
+    os.kill(other["pid"], signal.SIGCONT)
+    call.join(PATIENCE_S)
+    np.testing.assert_allclose(call.vectors, alone, atol=1e-5)
+    operator.wait(lambda status: all(one["state"] == "ready" for one in status["workers"]), PATIENCE_S)
+
+
+def test_the_status_says_that_there_is_no_kv(daemon: DaemonProcess) -> None:
+    """Which is not a KV cache of no bytes."""
+    assert [worker["capacity_bytes"] for worker in daemon.status()["workers"]] == [None, None]
+    shown = daemon.melld("status").stdout
+    assert sum("no KV" in line for line in shown.splitlines() if line.startswith("w")) == 2
+    assert "melld_worker_kv_capacity_bytes{" not in daemon.get("/metrics")
+
+
+def test_nothing_is_measured_for_moves(daemon: DaemonProcess) -> None:
+    """Its requests never move; a measurement would end its workers."""
+    asked = daemon.melld("profile")
+    assert asked.returncode == 1
+    assert "never move" in asked.stderr
+    assert all(worker["state"] == "ready" for worker in daemon.status()["workers"])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/classify"])
+def test_what_it_cannot_do_is_refused_with_what_it_can(daemon: DaemonProcess, path: str) -> None:
+    """People confuse an embedder with a chat model: one line says which paths it answers."""
+    asked = {"model": "demo", "prompt": "x", "input": "x", "max_tokens": 5}
+    asked["messages"] = [{"role": "user", "content": "x"}]  # type: ignore[assignment]
+    answered = request(daemon.url, "POST", path, asked)
+    assert answered.status == 400, answered.body
+    said = json.loads(answered.body)["error"]["message"]
+    assert "does not support" in said
+    assert EMBEDDINGS in said
+    assert "\n" not in said
