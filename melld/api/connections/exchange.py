@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from melld.api.answers import JSON, Dialect
 from melld.api.guards.request import is_request_id
 from melld.api.keys import Client
-from melld.api.streams import HEADERS
+
+HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Exchange:
@@ -39,6 +40,28 @@ class Exchange:
             await stream.prepare(self.request)
             self.response = stream
         return self.response
+
+    async def write(self, event: str) -> None:
+        """Write an event into the stream; wait while its client reads too slowly."""
+        assert self.response is not None
+        await self.response.write(event.encode())
+        self.events += 1
+
+    @property
+    def is_paused(self) -> bool:
+        """Return True while the client reads too slowly."""
+        return self.request.protocol.writing_paused
+
+    def send(self, event: bytes) -> bool:
+        """Write an event into the stream without waiting; return False if the connection is closing."""
+        try:
+            self.request.writer.write(event, drain=False).send(None)
+        except StopIteration:
+            self.events += 1
+            return True
+        except ConnectionError:
+            return False
+        raise AssertionError("a write without draining does not wait")
 
     def whole(
         self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, *, leaves_body: bool = False

@@ -10,6 +10,7 @@ import copy
 import json
 import warnings
 from argparse import Namespace
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -97,7 +98,15 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             if ruled is not None:
                 params = copy.copy(params)
                 params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
-            return await super().add_request(request_id, prompt, params, *arguments, **more)
+            queue = await super().add_request(request_id, prompt, params, *arguments, **more)
+        if (outlet := caller().outlet) is not None:
+            outlet.opened(queue, self.output_processor.request_states.get(queue.request_id))
+        return queue
+
+    def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        """See `AsyncLLM`.  What the call's outlet tells its client, the generator yields later as one output."""
+        outputs = super().generate(*arguments, **named)
+        return outputs if (outlet := caller().outlet) is None else outlet.through(outputs)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
         with contextlib.ExitStack() as undo:
