@@ -19,6 +19,7 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
@@ -79,6 +80,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         # whenever they are looked through for garbage.
         logprobs.create_sample_logprobs = lambda _flat: FlatLogprobs()
         backend_xgrammar.validate_xgrammar_grammar = _look_only
+        enable_envs_cache()  # vLLM looks some up for each token
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
         """See `AsyncLLM`.  The prompts of one call come in one after the other, the loop turning between two.

@@ -195,8 +195,11 @@ class Outlet:
     ) -> Any:
         """Stand in for the state's `make_request_output`: make none if the client has been told."""
         if self._is_open:
-            if finish_reason is None and not any(more) and self._is_told(new_token_ids):
-                return None
+            try:
+                if finish_reason is None and not any(more) and self._is_told(new_token_ids):
+                    return None
+            except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
+                self._queue.put(error)
             self._is_open = False
         return self._make_output(new_token_ids, pooling_output, finish_reason, *more, **named)
 
