@@ -21,7 +21,7 @@ from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.frontend import frontend_over, serving_arguments, serving_state, vllm_config_of
 from melld.engine.frontend.judges import Judges
-from melld.engine.frontend.outlet import Mould
+from melld.engine.frontend.moulds import Mould
 from melld.errors import MelldError
 from tests.api.contexts import context_of
 from tests.api.loop_app import Asked, Bench, say

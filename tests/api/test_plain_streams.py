@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
-from melld.engine.frontend.outlet import mould_of
+from melld.engine.frontend.moulds import mould_of
 from tests.api.http_client import CHAT, COMPLETIONS, connect, post, request
 from tests.forked import ForkedPython
 
