@@ -1,12 +1,13 @@
 """What a token costs on its way out: processor time of melld's daemon and of vLLM's API server, in turns, in one run.
 
     .venv/bin/python benchmarks/front_path.py [KIND...] [--rounds 3] [--streams 64] [--write NAME]
+    .venv/bin/python benchmarks/front_path.py --costless 64 256 [--write NAME]
 
 Both servers are up at once, each with one worker and the same model, and only one is asked at a time, A B A B ....
 Counted is what /proc tells of the one process in front of the workers, divided by the tokens that it sent.  Wall time
 does not count, so that a busy machine does little harm; the ratio of each pair is given as median (lowest .. highest).
 The client only looks at its connections now and then: one that waits on this machine is woken by the server's write,
-which pays for that.
+which pays for that.  `--costless`: what one daemon delivers of eight workers that compute nothing.
 """
 
 import argparse
@@ -20,7 +21,9 @@ import socket
 import statistics
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +40,8 @@ from tests.serve.daemon_process import DaemonProcess
 
 TOKENS_OUT = 200
 LOOK_EVERY_S = 0.05
+WORKERS = 8
+LONG_TOKENS_OUT = 1000
 LONG_PROMPT_TOKENS = 4000
 PLAIN: dict[str, Any] = {}
 TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
@@ -196,17 +201,71 @@ def measure(names: list[str], rounds: int, streams: int) -> list[list[str]]:
     return rows
 
 
+def measure_costless(streams_each: list[int]) -> list[list[str]]:
+    """Measure eight workers that cost nothing, with events written at once and with all made by vLLM, in turns."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        make_demo_model(Path(name) / "demo")
+        flags = (
+            "--device",
+            f"cpu:{WORKERS}",
+            "--set",
+            'scheduler.policy="most-free"',
+            "--set",
+            "idle.sleep_after_s=inf",
+        )
+        for each in streams_each:
+            for word in ("at once", "--whole"):
+                program = ("-m", "benchmarks.costless", *([word] if word == "--whole" else []))
+                with DaemonProcess(Path(name) / "demo", *flags, genuine=True, program=program) as daemon:
+                    url = daemon.wait_ready().url
+                    rows.append([f"{WORKERS} x {each}", word, *rate(Server(url, daemon.process.pid), WORKERS * each)])
+                    print(*rows[-1], sep=" | ", flush=True)
+    return rows
+
+
+def rate(server: Server, streams: int) -> list[str]:
+    """Return tokens a second, processor time a token, tokens a second and core, and how late `/health` is meanwhile."""
+    kind = Kind(PLAIN, "chat/completions", chat(max_tokens=LONG_TOKENS_OUT))
+    ask_all(server.url, kind, WORKERS)
+    delays_s: list[float] = []
+    over = threading.Event()
+    asking = threading.Thread(target=ask_health, args=(server.url, over, delays_s))
+    asking.start()
+    began_s, began_cpu_s = time.monotonic(), processor_s(server.pid)
+    tokens = ask_all(server.url, kind, streams)
+    took_s, cpu_s = time.monotonic() - began_s, processor_s(server.pid) - began_cpu_s
+    over.set()
+    asking.join()
+    late_s = statistics.quantiles(delays_s, n=100)[98]
+    return [f"{tokens / took_s:,.0f}", f"{cpu_s / tokens * 1e6:.1f}", f"{tokens / cpu_s:,.0f}", f"{late_s * 1e3:.0f}"]
+
+
+def ask_health(url: str, over: threading.Event, delays_s: list[float]) -> None:
+    """Ask for `/health` twenty times a second."""
+    while not over.wait(0.05):
+        began_s = time.monotonic()
+        with urllib.request.urlopen(url + "/health", timeout=60) as answer:
+            answer.read()
+        delays_s.append(time.monotonic() - began_s)
+
+
 def main() -> None:
     """Measure, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--costless", type=int, nargs="+", metavar="STREAMS", help="of each of eight costless workers")
     parser.add_argument("--write", metavar="NAME")
     arguments = parser.parse_args()
-    rows = measure(arguments.kinds or list(KINDS), arguments.rounds, arguments.streams)
-    if arguments.write:
+    if arguments.costless:
+        columns = ["workers x streams", "events", "tokens/s", "µs a token", "tokens/s and core", "/health, p99, ms"]
+        rows = measure_costless(arguments.costless)
+    else:
         columns = ["kind", "streams", "melld, µs a token", "vLLM, µs a token", "melld / vLLM"]
+        rows = measure(arguments.kinds or list(KINDS), arguments.rounds, arguments.streams)
+    if arguments.write:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         command = shlex.join(["python", "benchmarks/front_path.py", *sys.argv[1:]])
         table = tables.Table(command=command, date=today, machine="2-core VM", columns=columns, rows=rows)
