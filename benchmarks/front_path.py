@@ -41,7 +41,7 @@ from tests.serve.daemon_process import DaemonProcess
 TOKENS_OUT = 200
 LOOK_EVERY_S = 0.05
 WORKERS = 8
-LONG_TOKENS_OUT = 1000
+LONG_TOKENS_OUT = 300
 LONG_PROMPT_TOKENS = 4000
 PLAIN: dict[str, Any] = {}
 TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}

@@ -63,7 +63,7 @@ class ScriptedWorker:
         params = request.sampling_params
         assert params is not None
         assert params.max_tokens is not None
-        tokens = self._script(random.Random(params.seed), params.max_tokens)
+        tokens = self._script(random.Random(params.seed or 0), params.max_tokens)
         for index, token in enumerate(tokens):
             end = FinishReason.LENGTH if index == len(tokens) - 1 else None
             output = EngineCoreOutput(request_id=request.request_id, new_token_ids=[token], finish_reason=end)

@@ -10,7 +10,7 @@ import copy
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,6 +41,7 @@ from melld.engine.fleet.requests import Failures
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.outlet import Outlet
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
@@ -72,6 +73,9 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         """Keep the states of requests in `states`, by their names."""
         super().__init__(**arguments)
         self.output_processor.request_states = states
+        self._outlets: dict[str, Outlet] = {}
+        process_outputs = self.output_processor.process_outputs
+        self.output_processor.process_outputs = _after(self._outlets, process_outputs)
         self.judges = judges
         self._turns = turns
         self._failures = failures
@@ -102,7 +106,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
                 params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
             queue = await super().add_request(request_id, prompt, params, *arguments, **more)
         if (outlet := caller().outlet) is not None:
-            outlet.opened(queue, self.output_processor.request_states.get(queue.request_id))
+            state = self.output_processor.request_states.get(queue.request_id)
+            outlet.opened(queue, state, self._outlets)
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
@@ -142,6 +147,20 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             state = self.output_processor.request_states.get(request)
             if state is not None and state.queue is not None:
                 state.queue.put(error)
+
+
+def _after(outlets: Mapping[str, Outlet], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's `process_outputs` for what the requests' outlets leave to it."""
+
+    def process_rest(outputs: list[Any], timestamp_s: float | None = None, stats: Any = None, **more: Any) -> Any:
+        rest = []
+        for output in outputs:
+            outlet = outlets.get(output.request_id)
+            if outlet is None or not outlet.takes(output, timestamp_s, stats):
+                rest.append(output)
+        return process_outputs(rest, timestamp_s, stats, **more)
+
+    return process_rest
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:

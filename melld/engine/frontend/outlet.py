@@ -51,6 +51,7 @@ class Outlet:
         self._queue: Any = None
         self._state: Any = None
         self._make_output: Any = None
+        self._outlets: dict[str, Outlet] = {}
         self._mould: Mould | None = None
         self._kind: Kind = None
         self._sample: tuple[Mould | None, Kind] = None, None
@@ -68,17 +69,24 @@ class Outlet:
         """An output that the parser has heard and the serving class has not: text, tokens, message."""
         self._unseen_ids: list[int] = []
         self._unseen_texts: list[str] = []
-        self._unseen_messages: list[Any] = []
+        self._unseen_message: Any = None
+        self._unseen_parts: list[str] = []
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
-    def opened(self, queue: Any, state: Any) -> None:
-        """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM."""
+    def opened(self, queue: Any, state: Any, outlets: "dict[str, Outlet]") -> None:
+        """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM.
+
+        `outlets`: where the output handler looks for it, by the request's id.
+        """
         if self._queue is not None:
             self.shut()
         elif state is not None and queue.aggregate and _is_plain(state):
             self._state, self._make_output = state, state.make_request_output
+            self._outlets = outlets
             state.make_request_output = self._output
+            if not state.detokenizer.stop:  # else vLLM may find that the request ends here
+                outlets[state.request_id] = self
         self._queue = queue
 
     def shut(self) -> None:
@@ -86,6 +94,7 @@ class Outlet:
         self._is_open = False
         if self._state is not None:
             del self._state.make_request_output
+            self._outlets.pop(self._state.request_id, None)
             self._state = None
 
     def watch(self, parser: Any) -> None:
@@ -153,6 +162,18 @@ class Outlet:
             return False
         return self._queue.output is None and asyncio.current_task() is self._task
 
+    def takes(self, output: Any, timestamp_s: float | None, stats: Any) -> bool:
+        """Do what vLLM's output processor does, if that is all about a next text, and return True."""
+        if not self._is_open or _says_more(output):
+            return False
+        token_ids = output.new_token_ids
+        self._state.detokenizer.update(token_ids, False)
+        if stats is not None:
+            stats.update_from_output(output, timestamp_s, False, self._state.stats, None, None)
+        if (made := self._output(token_ids, None, None, None)) is not None:
+            self._queue.put(made)
+        return True
+
     def _output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
     ) -> Any:
@@ -189,7 +210,8 @@ class Outlet:
             return True
         part = None if isinstance(message, Exception) else plain_part(message)
         if part is not None and part[0] == self._kind and self._write(part[1]):
-            self._unseen_messages.append(message)
+            self._unseen_message = message
+            self._unseen_parts.append(part[1])
             return True
         self._early = text, token_ids, message
         return False
@@ -215,7 +237,7 @@ class Outlet:
             self._catches_up = True
             yield _piece(output, "".join(self._unseen_texts), self._unseen_ids)
             self._catches_up = False
-            self._unseen_ids, self._unseen_texts, self._unseen_messages = [], [], []
+            self._unseen_ids, self._unseen_texts, self._unseen_parts = [], [], []
         if self._early is not None:
             (text, token_ids, message), self._early = self._early, None
             self._answers.append(message)
@@ -226,10 +248,9 @@ class Outlet:
         yield output
 
     def _catch_up_message(self) -> Any:
-        if not self._unseen_messages:
+        if self._kind is None or not self._unseen_parts:
             return None
-        parts = [plain_part(message) for message in self._unseen_messages]
-        return self._unseen_messages[-1].model_copy(update={parts[-1][0][0]: "".join(part[1] for part in parts)})
+        return self._unseen_message.model_copy(update={self._kind[0]: "".join(self._unseen_parts)})
 
     def _learn(self, text: str) -> None:
         """Compare the output that the serving class has just had with the one before it."""
@@ -257,6 +278,13 @@ def _is_plain(state: Any) -> bool:
     has_text = hasattr(state.detokenizer, "_last_output_text_offset")
     is_alone = state.parent_req is None and not state.streaming_input and state.stream_interval == 1
     return has_text and is_alone and state.logprobs_processor.num_logprobs is None
+
+
+def _says_more(output: Any) -> bool:
+    """Return True if an `EngineCoreOutput` says more than which tokens are next."""
+    ends = output.finish_reason is not None or output.events is not None or output.num_nans_in_logits
+    carries = output.kv_transfer_params is not None or output.ec_transfer_params is not None
+    return bool(ends or carries or output.routed_experts is not None or output.new_sampling_mask is not None)
 
 
 def _piece(output: Any, text: str, token_ids: list[int]) -> Any:
