@@ -60,6 +60,7 @@ class Outlet:
         self._events: list[str] = []
         """Those of the output that the serving class has."""
         self._number: int | None = None
+        self._parsers: list[Any] = []
         self._parse: Any = None
         self._arguments: dict[str, Any] = {}
         self._message: Any = _UNHEARD
@@ -111,6 +112,7 @@ class Outlet:
             return self._message
 
         parser.parse_delta = parse_delta
+        self._parsers.append(parser)
 
     async def through(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yield the outputs of a request as the serving class is to see them."""
@@ -141,8 +143,10 @@ class Outlet:
         try:
             yield
         finally:
-            self._sink = None
+            self._sink = self._parse = None
             self.shut()
+            while self._parsers:
+                del self._parsers.pop().parse_delta  # which would keep it for the garbage collector
 
     def drops_event(self) -> bool:
         """Return True if the serving class's next event has been written already."""
