@@ -31,7 +31,7 @@ P  migrate.*
 P  control.messages  control.status
 P  simulator.*
 P  engine.wire.*  engine.answer_formats
-P  engine.frontend.schema  engine.frontend.judge_queue
+P  engine.frontend.schema  engine.frontend.judge_queue  engine.frontend.moulds
 W  migrate.transports.*
 W  engine.arena_file  engine.gpu_memory  engine.pin  engine.vllm_options  engine.model_files  engine.arguments
 W  engine.layers

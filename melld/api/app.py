@@ -45,13 +45,14 @@ from melld.api.performing import (
     handler_of,
     is_stream,
     make_messages_honest,
+    outlet_of,
     perform,
     trust_of,
 )
 from melld.api.routes import check_method, route_of
 from melld.api.serving.fit import fit_classes
 from melld.api.stored_responses import ASKED, StoredResponses
-from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, until_head
+from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, show_parsers, until_head
 from melld.control.status import tier_of
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns
@@ -97,6 +98,7 @@ def prepare_serving(serving: State) -> None:
     """Fit vLLM's serving classes of a model to this API, once."""
     make_streams_raise(serving)
     fit_classes(serving)
+    show_parsers(serving)
     make_messages_honest(serving)
     cut_texts_off_loop(serving)
 
@@ -204,7 +206,7 @@ class Api:
             if is_stream and not loading.done():
                 response = await exchange.begin()
                 await response.write(COMMENT)
-                with KeepAlive(response, self._context.config().keep_alive_comment_s):
+                with KeepAlive(exchange, self._context.config().keep_alive_comment_s):
                     await loading
             await loading
         finally:
@@ -238,6 +240,7 @@ class Api:
         work = perform(call, handler, parsed, vllm_request, self._turns, tier)
         work = work if keeping is None else keeping.kept(work)
         if is_stream(call, parsed):
+            caller().outlet = outlet_of(call, handler, parsed)
             return await self._stream(exchange, work)
         result = await work
         return exchange.whole(result.body, headers=result.headers)
@@ -258,13 +261,11 @@ class Api:
                 await until_head(performing, caller().admitted)
             with watch:
                 response = await exchange.begin()
-                with KeepAlive(response, config.keep_alive_comment_s) as keep_alive:
+                with KeepAlive(exchange, config.keep_alive_comment_s), caller().writing_to(exchange):
                     stream = (await performing).stream
                     assert stream is not None, "a streaming call gave a body"
                     async for text in stream:
-                        await response.write(text.encode())
-                        keep_alive.spoke()
-                        exchange.events += 1
+                        await exchange.write(text)
                 await response.write_eof()  # no comment may follow the end, which a slow reader keeps waiting
         finally:
             if watch.ended:

@@ -28,6 +28,8 @@ from melld.api.long_answers import LongAnswer
 from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
 from melld.control.status import Tier
+from melld.engine.frontend.caller import caller
+from melld.engine.frontend.outlet import Outlet
 from melld.engine.frontend.turns import Turns
 from melld.errors import UnusableToolCall
 
@@ -72,6 +74,14 @@ def is_stream(call: Call, parsed: BaseModel) -> bool:
     return call.streams and bool(parsed.stream)  # type: ignore[attr-defined]
 
 
+def outlet_of(call: Call, handler: Any, parsed: BaseModel) -> Outlet | None:
+    """Return the outlet for a stream, or None if each of its events tells more of its output than a text."""
+    if call.hears or getattr(parsed, "return_token_ids", False) or getattr(parsed, "background", False):
+        return None
+    parser = getattr(handler, "parser_cls", None) or getattr(handler, "parser", None)
+    return Outlet(is_raw=parser is None and not getattr(handler, "use_harmony", False))
+
+
 async def perform(
     call: Call, handler: Any, parsed: BaseModel, request: SimpleNamespace, turns: Turns, tier: Tier
 ) -> Result:
@@ -97,7 +107,7 @@ async def perform(
         return Result(b"".join(pieces), headers)
     if isinstance(result, Response):
         return Result(bytes(result.body))
-    return Result(stream=await begun(result, call.dialect, None if call.hears else tier))
+    return Result(stream=await begun(result, call.dialect, None if call.hears else tier, caller().outlet))
 
 
 def trust_of(call: Call, serving: State) -> Trust:

@@ -11,25 +11,26 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from http import HTTPStatus
 from typing import Any, Never
 
-from aiohttp import web
 from starlette.datastructures import State
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from melld.api.answers import Dialect
 from melld.api.calls import CALLS
+from melld.api.connections.exchange import Exchange
 from melld.api.error_mapping import ServingFault
 from melld.api.served_tier import name_in_event
 from melld.control.status import Tier
+from melld.engine.frontend.caller import caller
+from melld.engine.frontend.outlet import Outlet
 
 HEAD_AFTER_S = 1.0
 """How long an admitted request without a token can still be answered with a status: workers find some errors."""
 COMMENT = b": keep-alive\n\n"
-HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
 
@@ -46,6 +47,24 @@ def make_streams_raise(serving: State) -> None:
             logging.getLogger(type(handler).__module__).setLevel(logging.CRITICAL)
 
 
+def show_parsers(serving: State) -> None:
+    """Make vLLM's serving classes show the outlet of a call the parsers that they make for its stream."""
+    for handler in {getattr(serving, call.serving, None) for call in CALLS.values() if call.streams}:
+        for name in ("_make_parser", "_make_response_parser"):
+            if (make := getattr(handler, name, None)) is not None:
+                setattr(handler, name, _showing(make))
+
+
+def _showing(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_parser(*arguments: Any, **named: Any) -> Any:
+        parser, outlet = make(*arguments, **named), caller().outlet
+        if parser is not None and outlet is not None:
+            outlet.watch(parser)
+        return parser
+
+    return make_parser
+
+
 def _raise(
     message: str | Exception,
     err_type: str = "BadRequestError",
@@ -58,7 +77,7 @@ def _raise(
 
 
 async def begun(
-    stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None = None
+    stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None = None, outlet: Outlet | None = None
 ) -> AsyncGenerator[str, None]:
     """Return the stream after its first event, with the tier in its events; raise its errors until then.
 
@@ -66,26 +85,40 @@ async def begun(
         ServingFault, or any error of the stream: nothing has been sent yet.
     """
     held: list[str] = []
+    texts = _texts(stream, dialect, tier, outlet)
     async with contextlib.AsyncExitStack() as undo:
-        undo.push_async_callback(stream.aclose)
-        async for item in stream:
-            held.append(_text(item, dialect, tier))
+        undo.push_async_callback(texts.aclose)
+        async for text in texts:
+            held.append(text)
             if len(held) > _HELD_BACK.get(dialect, 0):
                 break
         undo.pop_all()
-    return _go_on(held, stream, dialect, tier)
+    return _go_on(held, texts)
 
 
-async def _go_on(
-    held: list[str], stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None
-) -> AsyncGenerator[str, None]:
-    try:
+async def _go_on(held: list[str], texts: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with contextlib.aclosing(texts):
         for text in held:
             yield text
+        async for text in texts:
+            yield text
+
+
+async def _texts(
+    stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None, outlet: Outlet | None
+) -> AsyncGenerator[str, None]:
+    """Yield a serving class's events as text, but for those that the outlet has written already."""
+    async with contextlib.aclosing(stream):
         async for item in stream:
-            yield _text(item, dialect, tier)
-    finally:
-        await stream.aclose()
+            if outlet is None:
+                yield _text(item, dialect, tier)
+            elif not outlet.drops_event():
+                number = None
+                if dialect is Dialect.RESPONSES:
+                    number = item.sequence_number = item.sequence_number + outlet.ahead
+                text = _text(item, dialect, tier)
+                outlet.heard(text, number)
+                yield text
 
 
 def _text(item: Any, dialect: Dialect, tier: Tier | None) -> str:
@@ -124,28 +157,24 @@ async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
 class KeepAlive:
     """Writes a comment into a stream after `silence_s` without events.  A context manager around its writing."""
 
-    def __init__(self, response: web.StreamResponse, silence_s: float) -> None:
-        self._response = response
+    def __init__(self, exchange: Exchange, silence_s: float) -> None:
+        self._exchange = exchange
         self._silence_s = silence_s
-        self._spoken = False
         self._commenting: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> "KeepAlive":
+    def __enter__(self) -> None:
         self._commenting = asyncio.get_running_loop().create_task(self._comment(), name="keep a stream alive")
-        return self
 
     def __exit__(self, *_: object) -> None:
         assert self._commenting is not None
         self._commenting.cancel()
 
-    def spoke(self) -> None:
-        """Note that an event has been written."""
-        self._spoken = True
-
     async def _comment(self) -> None:
+        response, writer = self._exchange.response, self._exchange.request.writer
+        assert response is not None
         with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
             while True:
-                self._spoken = False
+                written_bytes = writer.output_size
                 await asyncio.sleep(self._silence_s)
-                if not self._spoken:
-                    await self._response.write(COMMENT)
+                if writer.output_size == written_bytes:
+                    await response.write(COMMENT)

@@ -6,15 +6,18 @@ become labels.  Decides nothing: `app` does.
 
 import uuid
 from collections.abc import Mapping
+from typing import cast
 
 from aiohttp import web
+from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from melld.api.answers import JSON, Dialect
 from melld.api.guards.request import is_request_id
 from melld.api.keys import Client
-from melld.api.streams import HEADERS
+
+HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Exchange:
@@ -31,6 +34,7 @@ class Exchange:
         self.response: web.StreamResponse | None = None
         """The stream after its head has been sent."""
         self.events = 0
+        self._protocol, self._writer = request.protocol, cast("StreamWriter", request.writer)
 
     async def begin(self) -> web.StreamResponse:
         """Return the stream, after sending its head if that has not been sent."""
@@ -39,6 +43,29 @@ class Exchange:
             await stream.prepare(self.request)
             self.response = stream
         return self.response
+
+    async def write(self, event: str) -> None:
+        """Write an event into the stream; wait while its client reads too slowly."""
+        assert self.response is not None
+        await self.response.write(event.encode())
+        self.events += 1
+
+    @property
+    def is_paused(self) -> bool:
+        """Return True while the client reads too slowly."""
+        return self._protocol.writing_paused
+
+    def send(self, event: bytes) -> bool:
+        """Write an event into the begun stream without waiting; return False if the connection is closing."""
+        transport, writer = self._protocol.transport, self._writer
+        if transport is None or transport.is_closing():
+            return False
+        framed = b"%x\r\n%b\r\n" % (len(event), event) if writer.chunked else event
+        transport.write(framed)
+        writer.output_size += len(framed)  # counted as its own writes are
+        writer.buffer_size += len(framed)
+        self.events += 1
+        return True
 
     def whole(
         self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, *, leaves_body: bool = False

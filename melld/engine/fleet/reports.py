@@ -123,7 +123,8 @@ class Reports:
         reported = self._log(worker, done, outputs, now_s) if outputs is not None else Reported()
         if done.step_s:
             kv_bytes = (blocks.used_blocks + blocks.shared_blocks) * facts.geometry.block_bytes
-            facts.meter.stepped(done, kv_bytes, facts.times.costs, len(reported.begun))
+            costs = facts.times.costs if done.prompt_tokens and done.decodes else None  # a fit takes time
+            facts.meter.stepped(done, kv_bytes, costs, len(reported.begun))
         return reported
 
     def take_paces(self) -> dict[WorkerId, WorkerPace]:

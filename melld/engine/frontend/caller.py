@@ -7,9 +7,10 @@ same connection (and so in the same task) starts without it.  A client is a shor
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
+from melld.engine.frontend.outlet import Outlet, Sink
 from melld.errors import PromptRepeatedTooOften, TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 CALLS_AT_ONCE = 16
@@ -46,10 +47,18 @@ class Caller:
         """Held by the one of its requests that is being admitted: calls take turns, however many prompts they have."""
         self.rendering = asyncio.Semaphore(RENDERED_AT_ONCE)
         """Held by its texts that are being made into tokens."""
+        self.outlet: Outlet | None = None
+        """Of its stream, if it is one."""
         self._account = account
         self._max_prompt_logprobs = max_prompt_logprobs
         self._max_repeated_prompt_tokens = max_repeated_prompt_tokens
         self._prompt_logprobs = 0
+
+    @contextmanager
+    def writing_to(self, sink: Sink) -> Iterator[None]:
+        """Let the outlet write there, too, in this block, whose task writes all else of the stream."""
+        with nullcontext() if self.outlet is None else self.outlet.leading_to(sink):
+            yield
 
     def check_repeated(self, prompt_tokens: int, choices: int) -> None:
         """Refuse a long prompt with many choices.

@@ -4,6 +4,7 @@ Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_clien
 above it see one engine.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
+
+LONGEST_TURN_S = 0.005
+"""After so long with outputs alone, the event loop turns."""
 
 
 class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
@@ -40,6 +44,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._prompt_logprobs = prompt_logprobs
         self._masks = masks
         self.engine_ranks_managed = list(range(len(fleet.places)))
+        self._turned_s = 0.0
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing: the daemon stops the workers."""
@@ -79,7 +84,13 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._fleet.abort(request_ids)
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """Return the outputs of the next step of any worker."""
+        """Return the outputs of the next step of any worker.
+
+        If many wait, those who read them would not let the loop turn by themselves.
+        """
+        if time.monotonic() - self._turned_s > LONGEST_TURN_S:
+            await asyncio.sleep(0)
+            self._turned_s = time.monotonic()
         outputs = self._masks.sift(self._prompt_logprobs.sift(await self._fleet.outputs.get()))
         outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics know no engines that come later
         return outputs

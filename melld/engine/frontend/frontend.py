@@ -10,6 +10,7 @@ import copy
 import json
 import warnings
 from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
@@ -40,6 +42,7 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
+from melld.engine.frontend.outlet import Outlet
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
@@ -74,6 +77,9 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         """Keep the states of requests in `states`, by their names."""
         super().__init__(**arguments)
         self.output_processor.request_states = states
+        self._outlets: dict[str, Outlet] = {}
+        process_outputs = self.output_processor.process_outputs
+        self.output_processor.process_outputs = _after(self._outlets, process_outputs)
         self.judges = judges
         self._turns = turns
         self._failures = failures
@@ -82,6 +88,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         # whenever they are looked through for garbage.
         logprobs.create_sample_logprobs = lambda _flat: FlatLogprobs()
         backend_xgrammar.validate_xgrammar_grammar = _look_only
+        enable_envs_cache()  # vLLM looks some up for each token
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
         """See `AsyncLLM`.  The prompts of one call come in one after the other, the loop turning between two.
@@ -101,7 +108,16 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             if ruled is not None:
                 params = copy.copy(params)
                 params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
-            return await super().add_request(request_id, prompt, params, *arguments, **more)
+            queue = await super().add_request(request_id, prompt, params, *arguments, **more)
+        if (outlet := caller().outlet) is not None:
+            state = self.output_processor.request_states.get(queue.request_id)
+            outlet.opened(queue, state, self._outlets)
+        return queue
+
+    def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        """See `AsyncLLM`.  What the call's outlet tells its client, the generator yields later as one output."""
+        outputs = super().generate(*arguments, **named)
+        return outputs if (outlet := caller().outlet) is None else outlet.through(outputs)
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
         with contextlib.ExitStack() as undo:
@@ -138,6 +154,20 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             state = self.output_processor.request_states.get(request)
             if state is not None and state.queue is not None:
                 state.queue.put(error)
+
+
+def _after(outlets: Mapping[str, Outlet], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's `process_outputs` for what the requests' outlets leave to it."""
+
+    def process_rest(outputs: list[Any], timestamp_s: float | None = None, stats: Any = None, **more: Any) -> Any:
+        rest = []
+        for output in outputs:
+            outlet = outlets.get(output.request_id)
+            if outlet is None or not outlet.takes(output, timestamp_s, stats):
+                rest.append(output)
+        return process_outputs(rest, timestamp_s, stats, **more)
+
+    return process_rest
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:

@@ -1,6 +1,9 @@
 """What vLLM's front end hands to the fleet."""
 
-from vllm.v1.engine import EngineCoreRequest
+import asyncio
+import time
+
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by
 from melld.engine.frontend.fleet_client import FleetClient
@@ -37,3 +40,25 @@ async def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
             await client.add_request_async(request)
     assert [RequestId("before"), RequestId("after")] == list(daemon.fleet.live)
     assert before.arrival_time < after.arrival_time
+
+
+async def test_many_waiting_outputs_let_others_have_their_turn() -> None:
+    """While workers are faster than the daemon, it still answers `/health`, and new requests come in."""
+    daemon, turns = OfflineDaemon(), Turns()
+    answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
+    client = FleetClient(daemon.fleet, ("generate",), 10, answers, turns)
+    for _ in range(40):
+        daemon.fleet.outputs.put_nowait(EngineCoreOutputs())
+    others: list[int] = []
+
+    async def another() -> None:
+        while True:
+            others.append(daemon.fleet.outputs.qsize())
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(another())
+    for _ in range(40):
+        await client.get_output_async()
+        time.sleep(0.002)  # noqa: ASYNC251 - the work that a step's outputs make
+    task.cancel()
+    assert len(others) > 5

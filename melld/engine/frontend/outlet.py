@@ -1,0 +1,300 @@
+"""The plain middle of a stream: events that are written as soon as their tokens come, without vLLM's objects for each.
+
+Owns the hand-over between vLLM's serving class, which makes events from outputs, and events that differ from the one
+before in their text alone.  A new text takes the place of the old one; the format is never written a second time.
+
+    the call's task:  output ──► vLLM's serving class ──► event ──► client    the first, the last, what is not plain
+    output handler:   text ──► Outlet ──► event ──► client                    between them: the task waits for an output
+
+Afterwards the serving class gets all that it has not seen as one output, the catch-up, whose events are dropped: its
+counts, texts and parsers are right whenever it goes on.
+"""
+
+import asyncio
+import contextlib
+import copy
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, Protocol
+
+from melld.engine.frontend.moulds import Kind, Mould, mould_of, plain_part
+
+_UNHEARD = object()
+
+
+class Sink(Protocol):
+    """A client's connection, as far as events of its stream go there."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Return True if the client reads too slowly."""
+
+    def send(self, event: bytes) -> bool:
+        """Write an event at once; return False, with nothing written, if the connection is closing."""
+
+
+class Outlet:
+    """The way out of one call's stream.
+
+    It opens while the task that writes the stream waits for an output of the call's only request, after two events that
+    were alike but for their texts.  `is_raw`: no parser stands between the model's text and the client.
+    """
+
+    def __init__(self, *, is_raw: bool) -> None:
+        self.ahead = 0
+        """Events written here, less those dropped: by so much the serving class counts too few."""
+        self._is_raw = is_raw
+        self._is_open = False
+        self._catches_up = False
+        self._sink: Sink | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._queue: Any = None
+        self._state: Any = None
+        self._make_output: Any = None
+        self._outlets: dict[str, Outlet] = {}
+        self._mould: Mould | None = None
+        self._kind: Kind = None
+        self._sample: tuple[Mould | None, Kind] = None, None
+        self._skips_empty: bool | None = None
+        """Whether an output without text makes no event; None until one has been seen."""
+        self._events: list[str] = []
+        """Those of the output that the serving class has."""
+        self._number: int | None = None
+        self._parsers: list[Any] = []
+        self._parse: Any = None
+        self._arguments: dict[str, Any] = {}
+        self._message: Any = _UNHEARD
+        self._answers: deque[Any] = deque()
+        """What the parser is to say next, as it has heard that already."""
+        self._early: tuple[str, list[int], Any] | None = None
+        """An output that the parser has heard and the serving class has not: text, tokens, message."""
+        self._unseen_ids: list[int] = []
+        self._unseen_texts: list[str] = []
+        self._unseen_message: Any = None
+        self._unseen_parts: list[str] = []
+
+    # -- joined to vLLM --------------------------------------------------------------------------------------------
+
+    def opened(self, queue: Any, state: Any, outlets: "dict[str, Outlet]") -> None:
+        """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM.
+
+        `outlets`: where the output handler looks for it, by the request's id.
+        """
+        if self._queue is not None:
+            self.shut()
+        elif state is not None and queue.aggregate and _is_plain(state):
+            self._state, self._make_output = state, state.make_request_output
+            self._outlets = outlets
+            state.make_request_output = self._output
+            if not state.detokenizer.stop:  # else vLLM may find that the request ends here
+                outlets[state.request_id] = self
+        self._queue = queue
+
+    def shut(self) -> None:
+        """Leave the rest of the stream to vLLM."""
+        self._is_open = False
+        if self._state is not None:
+            del self._state.make_request_output
+            self._outlets.pop(self._state.request_id, None)
+            self._state = None
+
+    def watch(self, parser: Any) -> None:
+        """Hear what a parser of the stream says."""
+        parse = parser.parse_delta
+
+        def parse_delta(**arguments: Any) -> Any:
+            if not self._answers:
+                self._parse, self._arguments = parse, arguments
+                self._answers.append(parse(**arguments))
+            self._message = self._answers.popleft()
+            if isinstance(self._message, Exception):
+                raise self._message
+            return self._message
+
+        parser.parse_delta = parse_delta
+        self._parsers.append(parser)
+
+    async def through(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Yield the outputs of a request as the serving class is to see them."""
+        async with contextlib.aclosing(outputs):
+            while True:
+                self._is_open = self._may_open()
+                try:
+                    output = await anext(outputs, None)
+                finally:
+                    self._is_open = False
+                if output is None:
+                    self.shut()
+                    return
+                for piece in self._pieces(output):
+                    self._events.clear()
+                    self._message = _UNHEARD
+                    yield piece
+                    self._answers.clear()
+                    if not self._catches_up:
+                        self._learn(piece.outputs[0].text)
+
+    # -- joined to the stream --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def leading_to(self, sink: Sink) -> Iterator[None]:
+        """Write there in this block, whose task writes all other events."""
+        self._sink, self._task = sink, asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._sink = self._parse = None
+            self.shut()
+            while self._parsers:
+                del self._parsers.pop().parse_delta  # which would keep it for the garbage collector
+
+    def drops_event(self) -> bool:
+        """Return True if the serving class's next event has been written already."""
+        self.ahead -= self._catches_up
+        return self._catches_up
+
+    def heard(self, event: str, number: int | None) -> None:
+        """Take note of an event of the serving class, and of its number in the stream if it has one."""
+        self._events.append(event)
+        self._number = number
+
+    # -- open ------------------------------------------------------------------------------------------------------
+
+    def _may_open(self) -> bool:
+        """Return True if all events so far are written, or will be before the next output is looked at."""
+        if self._state is None or self._mould is None or self._sink is None or self._sink.is_paused:
+            return False
+        return self._queue.output is None and asyncio.current_task() is self._task
+
+    def takes(self, output: Any, timestamp_s: float | None, stats: Any) -> bool:
+        """Do what vLLM's output processor does, if that is all about a next text, and return True."""
+        if not self._is_open or _says_more(output):
+            return False
+        token_ids = output.new_token_ids
+        self._state.detokenizer.update(token_ids, False)
+        if stats is not None:
+            stats.update_from_output(output, timestamp_s, False, self._state.stats, None, None)
+        if (made := self._output(token_ids, None, None, None)) is not None:
+            self._queue.put(made)
+        return True
+
+    def _output(
+        self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
+    ) -> Any:
+        """Stand in for the state's `make_request_output`: make none if the client has been told."""
+        if self._is_open:
+            try:
+                if finish_reason is None and not any(more) and self._is_told(new_token_ids):
+                    return None
+            except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
+                self._queue.put(error)
+            self._is_open = False
+        return self._make_output(new_token_ids, pooling_output, finish_reason, *more, **named)
+
+    def _is_told(self, token_ids: list[int]) -> bool:
+        assert self._sink is not None
+        if self._sink.is_paused:
+            return False
+        detokenizer = self._state.detokenizer
+        offset = detokenizer._last_output_text_offset  # noqa: SLF001
+        text = detokenizer.get_next_output_text(False, True)
+        if not (self._write(text) if self._is_raw else self._is_parsed_told(text, token_ids)):
+            detokenizer._last_output_text_offset = offset  # noqa: SLF001  vLLM takes it now
+            return False
+        self._unseen_ids += token_ids
+        self._unseen_texts.append(text)
+        return True
+
+    def _is_parsed_told(self, text: str, token_ids: list[int]) -> bool:
+        try:
+            message = self._parse(**self._arguments | {"delta_text": text, "delta_token_ids": token_ids})
+        except Exception as error:  # noqa: BLE001  raised where the serving class parses
+            message = error
+        if message is None:
+            return True
+        part = None if isinstance(message, Exception) else plain_part(message)
+        if part is not None and part[0] == self._kind and self._write(part[1]):
+            self._unseen_message = message
+            self._unseen_parts.append(part[1])
+            return True
+        self._early = text, token_ids, message
+        return False
+
+    def _write(self, text: str) -> bool:
+        if not text and self._skips_empty is not False:
+            return self._skips_empty is True
+        assert self._sink is not None
+        assert self._mould is not None
+        number = 0 if self._number is None else self._number + 1
+        if not self._sink.send(self._mould.cast(text, number)):
+            return False
+        self._number = None if self._number is None else number
+        self.ahead += 1
+        return True
+
+    # -- handing back ----------------------------------------------------------------------------------------------
+
+    def _pieces(self, output: Any) -> Iterator[Any]:
+        """Yield the catch-up, what the parser has heard too early, and the rest of the output."""
+        if self._unseen_ids:
+            self._answers.append(self._catch_up_message())
+            self._catches_up = True
+            yield _piece(output, "".join(self._unseen_texts), self._unseen_ids)
+            self._catches_up = False
+            self._unseen_ids, self._unseen_texts, self._unseen_parts = [], [], []
+        if self._early is not None:
+            (text, token_ids, message), self._early = self._early, None
+            self._answers.append(message)
+            first = output.outputs[0]
+            if len(first.token_ids) > len(token_ids) or first.finish_reason is not None:
+                yield _piece(output, text, token_ids)
+                first.text, first.token_ids = first.text[len(text) :], first.token_ids[len(token_ids) :]
+        yield output
+
+    def _catch_up_message(self) -> Any:
+        if self._kind is None or not self._unseen_parts:
+            return None
+        return self._unseen_message.model_copy(update={self._kind[0]: "".join(self._unseen_parts)})
+
+    def _learn(self, text: str) -> None:
+        """Compare the output that the serving class has just had with the one before it."""
+        kind: Kind = None
+        if not self._is_raw:
+            if self._message is None and not self._events:
+                return
+            part = None if self._message is _UNHEARD else plain_part(self._message)
+            if part is None:
+                self._mould, self._sample = None, (None, None)
+                return
+            kind, text = part
+        if kind != self._kind:
+            self._kind, self._skips_empty = kind, None
+        if not text:
+            self._skips_empty = not self._events
+            return
+        mould = mould_of(self._events[0], text, self._number) if len(self._events) == 1 else None
+        self._mould = mould if (mould, kind) == self._sample else None
+        self._sample = mould, kind
+
+
+def _is_plain(state: Any) -> bool:
+    """Return True if each of the request's outputs is made into text, by itself, and into nothing else."""
+    has_text = hasattr(state.detokenizer, "_last_output_text_offset")
+    is_alone = state.parent_req is None and not state.streaming_input and state.stream_interval == 1
+    return has_text and is_alone and state.logprobs_processor.num_logprobs is None
+
+
+def _says_more(output: Any) -> bool:
+    """Return True if an `EngineCoreOutput` says more than which tokens are next."""
+    ends = output.finish_reason is not None or output.events is not None or output.num_nans_in_logits
+    carries = output.kv_transfer_params is not None or output.ec_transfer_params is not None
+    return bool(ends or carries or output.routed_experts is not None or output.new_sampling_mask is not None)
+
+
+def _piece(output: Any, text: str, token_ids: list[int]) -> Any:
+    """Return a part of an output, or a part of what came before it."""
+    piece = copy.copy(output)
+    piece.finished = False
+    first = output.outputs[0]
+    piece.outputs = [type(first)(first.index, text, token_ids, None, None)]
+    return piece

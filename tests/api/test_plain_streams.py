@@ -1,0 +1,198 @@
+"""Events that are written at once are those that vLLM would make, in every API, whatever comes between them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
+from melld.engine.frontend.moulds import mould_of
+from tests.api.http_client import CHAT, COMPLETIONS, connect, post, request
+from tests.forked import ForkedPython
+
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ASKED = [{"role": "user", "content": "Hello"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"name": "weather", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": WEATHER}
+USAGE = {"include_usage": True}
+NAMES = "id|item_id|call_id|signature|created|created_at|completed_at"
+BY_CHANCE = re.compile(rf'"(?:{NAMES})": ?(?:"[^"]*"|[\d.]+)|(?:chatcmpl-tool|call)[-_]\w+')
+"""Ids and times."""
+
+
+class App:
+    """The scripted program."""
+
+    def __init__(self, model: Path) -> None:
+        self.process = ForkedPython(
+            [sys.executable, "-m", "tests.api.scripted_app", str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        )
+        self.url = self._line()
+
+    def tell(self, word: str) -> tuple[int, int]:
+        """How many events were written at once since the last time, and how many requests run."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        written, running = map(int, self._line().split())
+        return written, running
+
+    def stream(self, path: str, body: dict[str, Any]) -> str:
+        """All that a stream says."""
+        answered = request(self.url, "POST", path, body | {"stream": True})
+        assert answered.status == 200, answered.body
+        return answered.body.decode()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return str(self.process.stdout.readline()).strip()
+
+
+@pytest.fixture(scope="module")
+def app(demo_model: Path) -> Iterator[App]:
+    """The API with four models of one worker each, whose tokens are known."""
+    started = App(demo_model)
+    yield started
+    started.process.communicate("\n")
+
+
+ALIKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": ASKED, "max_tokens": 160}),
+    "chat with usage": (CHAT, {"messages": ASKED, "max_tokens": 60, "stream_options": USAGE}),
+    "chat with a tool": (CHAT, {"messages": ASKED, "max_tokens": 160, "tools": [TOOL]}),
+    "chat that hides its thoughts": (CHAT, {"messages": ASKED, "max_tokens": 160, "include_reasoning": False}),
+    "chat to a stop string": (
+        CHAT,
+        {"messages": ASKED, "max_tokens": 3000, "stop": ["ent", "zzz"], "stream_options": USAGE},
+    ),
+    "chat with its stop string": (
+        CHAT,
+        {"messages": ASKED, "max_tokens": 3000, "stop": ["ent"], "include_stop_str_in_output": True},
+    ),
+    "completion": (COMPLETIONS, {"prompt": "Hello", "max_tokens": 60, "stream_options": USAGE}),
+    "completion with its prompt": (COMPLETIONS, {"prompt": "Hello", "max_tokens": 60, "echo": True}),
+    "message": (MESSAGES, {"messages": ASKED, "max_tokens": 160}),
+    "message with a tool": (
+        MESSAGES,
+        {"messages": ASKED, "max_tokens": 160, "tools": [{"name": "weather", "input_schema": SCHEMA}]},
+    ),
+    "response": (RESPONSES, {"input": "Hello", "max_output_tokens": 160}),
+    "response with a tool": (
+        RESPONSES,
+        {"input": "Hello", "max_output_tokens": 160, "tools": [{"type": "function"} | WEATHER]},
+    ),
+    "response with what it says of itself": (
+        RESPONSES,
+        {"input": "Hello", "max_output_tokens": 160, "enable_response_messages": True},
+    ),
+}
+UNLIKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "usage in each event": (
+        CHAT,
+        {"messages": ASKED, "max_tokens": 30, "stream_options": USAGE | {"continuous_usage_stats": True}},
+    ),
+    "two choices": (CHAT, {"messages": ASKED, "max_tokens": 30, "n": 2}),
+    "token ids": (CHAT, {"messages": ASKED, "max_tokens": 30, "return_token_ids": True}),
+    "two prompts": (COMPLETIONS, {"prompt": ["Hello", "there"], "max_tokens": 30}),
+    "two tokens": (CHAT, {"messages": ASKED, "max_tokens": 2}),
+}
+NEEDS_PARSER = {"chat with a tool", "message with a tool"}
+
+
+def both_ways(app: App, path: str, body: dict[str, Any]) -> tuple[str, str, int]:
+    """A stream that vLLM makes whole, the same otherwise, and how many of its events were written at once."""
+    app.tell("whole")
+    whole = BY_CHANCE.sub("", app.stream(path, body))
+    app.tell("plain")
+    return whole, BY_CHANCE.sub("", app.stream(path, body)), app.tell("plain")[0]
+
+
+CASES = [
+    (kind, model)
+    for kind in ALIKE
+    for model in ("plain", "tools", "reasoning", "agents")
+    if model in ("tools", "agents") or kind not in NEEDS_PARSER
+]
+
+
+@pytest.mark.parametrize(("kind", "model"), CASES)
+def test_a_stream_is_the_one_that_vllm_makes(app: App, kind: str, model: str) -> None:
+    """A client cannot tell which events were made for it and which were cut from the one before."""
+    path, body = ALIKE[kind]
+    at_once = 0
+    for seed in (1, 2):
+        whole, plain, written = both_ways(app, path, body | {"model": model, "seed": seed})
+        assert whole.split("\n\n") == plain.split("\n\n")
+        at_once += written
+    assert at_once > 10
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_events_that_differ_in_more_than_text_are_made_by_vllm(app: App, kind: str) -> None:
+    """What counts tokens or names them is right in each event."""
+    path, body = UNLIKE[kind]
+    whole, plain, written = both_ways(app, path, body | {"model": "plain", "seed": 1})
+    assert (whole.split("\n\n"), 0) == (plain.split("\n\n"), written)
+
+
+def test_a_client_that_stops_reading_for_a_while_misses_nothing(app: App) -> None:
+    """Its stream waits in the daemon, bounded, and goes on where it was."""
+    body = {"model": "plain", "messages": ASKED, "max_tokens": 6000, "seed": 3, "stream_options": USAGE}
+    app.tell("whole")
+    whole = said_in(app.stream(CHAT, body))
+    app.tell("plain")
+    with connect(app.url, receive_bytes=4096) as connection:
+        connection.sendall(post(body | {"stream": True}))
+        written, running = app.tell("plain")
+        while running or not written:
+            more, running = app.tell("plain")
+            written += more
+        assert written < 5000
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert said_in(received.decode()) == whole
+    assert '"completion_tokens":6000' in received.decode()
+
+
+def said_in(stream: str) -> str:
+    """The text of a chat's stream."""
+    events = [json.loads(line) for line in re.findall(r"^data: (\{.*\})\r?$", stream, re.MULTILINE)]
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+
+
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": ASKED}), (RESPONSES, {"input": "Hello"})])
+def test_a_stream_that_fails_in_its_middle_ends_in_an_error(app: App, path: str, asked: dict[str, Any]) -> None:
+    """The error is the last event, numbered after those that were written at once."""
+    app.tell("plain")
+    body = asked | {"model": "plain", "max_tokens": 5000, "max_output_tokens": 5000, "seed": 1, "stream": True}
+    with connect(app.url) as connection:
+        connection.sendall(post(body, path))
+        received = b""
+        while received.count(b"data: ") < 40:
+            received += connection.recv(65536)
+        assert app.tell("break")[0] > 10
+        received += b"".join(iter(lambda: connection.recv(65536), b""))
+    app.tell("plain")
+    events = [json.loads(line) for line in re.findall(r"^data: (\{.*\})\r?$", received.decode(), re.MULTILINE)]
+    assert "broken for the test" in json.dumps(events[-1])
+    if path == RESPONSES:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_an_event_whose_text_stands_in_it_twice_has_no_mould() -> None:
+    """A text that is also a field's name would be replaced in the wrong place."""
+    assert mould_of('{"content":"content"}', "content", None) is None
+    assert mould_of('{"content":"a"}', "b", None) is None
+    mould = mould_of('{"delta":"a","sequence_number":7,"type":"t"}', "a", 7)
+    assert mould is not None
+    assert mould.cast('ä"\n', 8) == '{"delta":"ä\\"\\n","sequence_number":8,"type":"t"}'.encode()
