@@ -187,7 +187,7 @@ async def main(model: str, kind: str, watch: Watch) -> None:
     engine = engine_arguments(config, "cpu")
     vllm_config = vllm_config_of(config, engine)
     arguments = serving_arguments(config, engine, vllm_config)
-    frontend = frontend_over(cast("Fleet", Worker()), TASKS[runner], cast("Judges", Bench()), vllm_config)
+    frontend = frontend_over(cast("Fleet", Worker()), TASKS[kind], cast("Judges", Bench()), vllm_config)
     await frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))
     serving = await serving_state(frontend, arguments)

@@ -26,11 +26,8 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
     def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
         choice = request.tool_choice
         kind = choice if isinstance(choice, str) else choice.type
-        if kind not in ("none", "auto") and not self.use_harmony:
-            if self.parser is None or self.parser.tool_parser_cls is None:
-                raise bad("tool_choice", f"tool_choice {kind} needs a server with [model.vllm] tool_call_parser")
-            if kind not in ("required", "function", "custom"):
-                raise bad("tool_choice", f"tool_choice {kind} is not supported: use auto, required, or name a function")
+        if kind not in ("none", "auto", "required", "function", "custom") and not self.use_harmony:
+            raise bad("tool_choice", f"tool_choice {kind} is not supported: use auto, required, or name a function")
         return super()._validate_create_responses_input(request)
 
     def _make_response_output_items(

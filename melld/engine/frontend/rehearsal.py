@@ -24,13 +24,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
-from melld.config import Config
+from melld.config import Config, ModelConfig
 from melld.engine.answer_formats import AUTO, NONE
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
 from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
 from melld.engine.layers import kept_by, specs_without_weights
-from melld.engine.model_files import REASONING_KEY, TOOLS_KEY
+from melld.engine.model_files import REASONING_KEY, TOOLS_KEY, answer_formats
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
 from melld.kvstore.kept import moves_text
@@ -50,27 +50,32 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     """
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
+        _check_parsers(config.model)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
-        if arguments.tool_parser_plugin:
-            import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
-        _check_parsers(arguments)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
         asyncio.run(_rehearse(vllm_config, arguments))
         return vllm_config, arguments
 
 
-def _check_parsers(arguments: Namespace) -> None:
-    """Raise `ConfigError` for a parser that vLLM lacks, with the nearest that it has."""
-    reasoning = arguments.structured_outputs_config.reasoning_parser
-    for key, name, known in (
-        (TOOLS_KEY, arguments.tool_call_parser, ToolParserManager.list_registered()),
-        (REASONING_KEY, reasoning, ReasoningParserManager.list_registered()),
+def _check_parsers(model: ModelConfig) -> None:
+    """Import the operator's parsers, and refuse a name that vLLM does not know, with the nearest that it does.
+
+    Raises:
+        ConfigError: there is no such parser.
+    """
+    formats = answer_formats(model)
+    for key, plugin, parser, manager in (
+        (TOOLS_KEY, "tool_parser_plugin", formats.tools.parser, ToolParserManager),
+        (REASONING_KEY, "reasoning_parser_plugin", formats.reasoning.parser, ReasoningParserManager),
     ):
-        if name and name not in known:
+        if (file := model.vllm_option(plugin)) is not None:
+            import_parsers(plugin, file)
+        known = manager.list_registered()
+        if parser is not None and parser not in known:
             others = f"{AUTO}, {NONE}, {', '.join(sorted(known))}"
-            raise ConfigError(f"[model.vllm] {key}", f"{name!r} is not one of {others}{did_you_mean(name, known)}")
+            raise ConfigError(f"[model.vllm] {key}", f"{parser!r} is not one of {others}{did_you_mean(parser, known)}")
 
 
 def moves_of(vllm_config: VllmConfig) -> str:

@@ -24,7 +24,8 @@ def told(body: bytes) -> list[Any]:
 @pytest.fixture(scope="module")
 def reasoning(demo_model: Path) -> Iterator[DaemonProcess]:
     """One worker, and vLLM's parser of what Qwen 3 thinks."""
-    with DaemonProcess(demo_model, "--device", "cpu:1", "--set", 'model.vllm.reasoning_parser="qwen3"') as process:
+    options = ("--set", 'model.vllm.reasoning_parser="qwen3"', "--set", 'model.vllm.tool_call_parser="none"')
+    with DaemonProcess(demo_model, "--device", "cpu:1", *options) as process:
         yield process.wait_ready()
 
 
@@ -86,6 +87,6 @@ def test_a_call_that_no_parser_would_find_is_refused(reasoning: DaemonProcess, c
     body = {"input": "x", "tools": [TOOL], "tool_choice": choice, "max_output_tokens": 4}
     answer = request(reasoning.url, "POST", "/v1/responses", body)
     assert answer.status == 400, answer.body
-    assert answer.json()["error"]["param"] == "tool_choice"
+    assert answer.json()["error"]["param"] == "tools"
     demanded = chat(tools=[{"type": "function", "function": {"name": "look"}}], tool_choice="required")
     assert request(reasoning.url, "POST", CHAT, demanded).status == 400
