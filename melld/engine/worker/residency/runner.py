@@ -100,6 +100,25 @@ def know_all_outputs(batch: Any) -> None:
     batch.logitsprocs_need_output_token_ids = True
 
 
+def forget_budgets(holder: Any) -> None:
+    """Have this holder of thinking budgets (vllm.v1.sample.thinking_budget_state) forget those of ended requests.
+
+    A fix of vLLM 0.32.0, which keeps the budget of a row that a request without one moves into: the end of a thought
+    is forced into the text of a request that never thought.
+    """
+    from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+
+    sync_batch = holder.sync_batch
+
+    def forget_and_sync(update: Any) -> None:
+        for _, row, direction in update.moved:
+            if direction is MoveDirectionality.UNIDIRECTIONAL:
+                holder._state.pop(row, None)  # noqa: SLF001  nobody's: requests move only into empty rows
+        sync_batch(update)
+
+    holder.sync_batch = forget_and_sync
+
+
 class Runner:
     """A model runner that keeps nothing of a request: V2, whose draws depend on seed and position alone."""
 
@@ -127,6 +146,8 @@ class RunnerV1(Runner):
             forget_states(runner)
         if runner.use_async_scheduling:
             know_all_outputs(runner.input_batch)
+        if (holder := runner.input_batch.thinking_budget_state_holder) is not None:
+            forget_budgets(holder)
 
     def generator_state(self, request_id: str) -> bytes | None:
         """Return the state, empty for a request that is not seeded or has never run here."""
