@@ -33,7 +33,7 @@ P  simulator.*
 P  engine.wire.*
 P  engine.frontend.schema  engine.frontend.judge_queue
 W  migrate.transports.*
-W  engine.arena_file  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments
+W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments
 W  engine.worker.*
 D  decisions.file
 D  log_lines  output  demo_model  kvstore.*  control.*  daemon.systemd

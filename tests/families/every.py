@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from tests.families.family import Family, make_family
+from tests.families.images import IMAGES
 from tests.families.poolers import POOLERS
 from tests.families.texts import TEXTS
 
-FAMILIES: dict[str, Family] = TEXTS | POOLERS
+FAMILIES: dict[str, Family] = TEXTS | POOLERS | IMAGES
 
 
 def make_model_of(name: str, directory: Path) -> None:

@@ -4,6 +4,19 @@ from tests.families.family import HIDDEN, Family
 
 ENCODER = {"num_hidden_layers": 3, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 514}
 BERT = ENCODER | {"type_vocab_size": 2}
+ROBERTA = ENCODER | {"type_vocab_size": 1}
+ABSOLUTE = {"position_embedding_type": "absolute"}
+OF_NOMIC = {  # as its own code names them
+    "activation_function": "swiglu",
+    "n_embd": HIDDEN,
+    "n_head": 4,
+    "n_inner": 2 * HIDDEN,
+    "n_layer": 3,
+    "layer_norm_epsilon": 1e-12,
+    "rotary_emb_scale_base": None,
+    "rotary_emb_interleaved": False,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+}
 MODERN = ENCODER | {
     "max_position_embeddings": 2048,
     "cls_token_id": 0,
@@ -17,11 +30,9 @@ POOLERS = {
     "bert": Family("Bert", "BertModel", BERT, options=POOLING),  # mxbai, bge-large
     "bert_reranker": Family("Bert", "BertForSequenceClassification", BERT | ONE_CLASS, options=POOLING),
     "bert_tagger": Family("Bert", "BertForTokenClassification", BERT | {"num_labels": 5}, options=POOLING),
-    "bge_m3": Family("XLMRoberta", "XLMRobertaModel", BERT | {"type_vocab_size": 1}, options=POOLING),
-    "bge_reranker": Family(
-        "XLMRoberta", "XLMRobertaForSequenceClassification", BERT | {"type_vocab_size": 1} | ONE_CLASS, options=POOLING
-    ),
-    "nomic": Family("NomicBert", "NomicBertModel", BERT | {"max_position_embeddings": 2048}, options=POOLING),
+    "bge_m3": Family("XLMRoberta", "XLMRobertaModel", ROBERTA, ABSOLUTE, POOLING),
+    "bge_reranker": Family("XLMRoberta", "XLMRobertaForSequenceClassification", ROBERTA | ONE_CLASS, ABSOLUTE, POOLING),
+    "nomic": Family("NomicBert", "NomicBertModel", BERT | {"max_position_embeddings": 2048}, OF_NOMIC, POOLING),
     "modernbert": Family("ModernBert", "ModernBertModel", MODERN, options=POOLING),
     "modernbert_reranker": Family(
         "ModernBert", "ModernBertForSequenceClassification", MODERN | ONE_CLASS, options=POOLING
