@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 TABLE = """
 P  errors  ids  nearest  printable  config_values  config_reading  config_server  config  config_text
-P  kvstore.geometry  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
+P  kvstore.geometry  kvstore.kept  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
 P  landlord.*
 P  decisions.*
@@ -33,7 +33,7 @@ P  simulator.*
 P  engine.wire.*
 P  engine.frontend.schema  engine.frontend.judge_queue
 W  migrate.transports.*
-W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments
+W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments  engine.layers
 W  engine.worker.*
 D  decisions.file
 D  log_lines  output  demo_model  kvstore.*  control.*  daemon.systemd

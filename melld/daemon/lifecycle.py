@@ -208,12 +208,12 @@ class Daemon:
                 probe.stop()
 
     def _say_ready(self) -> None:
-        """Show the operator where the API is, with a call to try, and which workers do not serve."""
+        """Show the operator how requests move, where the API is, with a call to try, and which workers do not serve."""
+        self._say("\n".join(f"melld: {one.name} moves: {one.moves}" for one in self._models if one.has_been_warm))
         first = next(model for model in self._models if model.serving is not None)
         directory, status = self.config.server.runtime_directory, self.watch.status()
-        missing = [one for one in status.workers if one.state not in SERVING]
         how = status.url, first.name, bool(self.settings.keys), preflight.example_of(first.serving)
-        self._say(preflight.ready_text(*how, directory, missing))
+        self._say(preflight.ready_text(*how, directory, [one for one in status.workers if one.state not in SERVING]))
 
     # -- drain ------------------------------------------------------------------------------------------------------
 

@@ -151,6 +151,11 @@ class ServedModel:
         """Return True if a worker has had the model loaded: it can be served, at once or once a worker is back."""
         return self.parts.fleet.last_ready is not None
 
+    @property
+    def moves(self) -> str:
+        """Return how its requests move, as its last worker has said; empty before the first."""
+        return ready.moves if (ready := self.parts.fleet.last_ready) else ""
+
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
         """Count a call that comes before the model's first load: until it is a request, nothing else tells of it."""

@@ -14,6 +14,7 @@ import enum
 import msgspec
 
 from melld.errors import MelldError
+from melld.kvstore.kept import UNTRIED
 
 WARM_SUFFIX = "#warm"
 """Suffix of the id of a shadow request, which computes blocks at the destination of a move by tokens."""
@@ -45,6 +46,7 @@ class MoveRefusal(enum.StrEnum):
     SPECULATIVE = "the worker drafts tokens from beyond the end of a part of its prompt"
     AUXILIARY_OUTPUT = "the worker collects auxiliary outputs"
     KV_LAYOUT = "the model's KV cache is of a kind that is not known to be copied in whole"
+    UNTRIED_KV = UNTRIED.told
     STATES = "its states are not all in blocks: they depend on drafts, or on parts of blocks"
     PROMPT_LOGPROBS = "its prompt log-probabilities are half collected"
     LORA_ABSENT = "its LoRA adapter cannot be loaded"

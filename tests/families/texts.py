@@ -158,7 +158,10 @@ TEXTS = {
     "olmo3": Family("Olmo3", "Olmo3ForCausalLM", {"num_hidden_layers": 4, "sliding_window": WINDOW}),
     "glm4_moe": Family("Glm4Moe", "Glm4MoeForCausalLM", {"num_hidden_layers": 3, "use_qk_norm": True, **ROUTED}),
     "minimax_m2": Family(
-        "MiniMaxM2", "MiniMaxM2ForCausalLM", {"num_hidden_layers": 3, "intermediate_size": HIDDEN // 2, **LOCAL}
+        "MiniMaxM2",
+        "MiniMaxM2ForCausalLM",
+        {"num_hidden_layers": 3, "intermediate_size": HIDDEN // 2, "rotary_dim": HEAD_WIDTH // 2, **LOCAL},
+        {"rotary_dim": HEAD_WIDTH // 2, "scoring_func": "sigmoid", "use_routing_bias": True},
     ),
     "llama4": Family(
         "Llama4Text",
@@ -187,13 +190,11 @@ TEXTS = {
         {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 16, "head_dim": None}
         | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
-    "bamba": Family(
-        "Bamba", "BambaForCausalLM", {"num_hidden_layers": 4, "attn_layer_indices": [2], "head_dim": None, **MAMBA2}
-    ),
     "gemma2": Family(
         "Gemma2",
         "Gemma2ForCausalLM",
-        {"num_hidden_layers": 4, "sliding_window": WINDOW, "query_pre_attn_scalar": HEAD_WIDTH},
+        {"num_hidden_layers": 4, "sliding_window": WINDOW, "query_pre_attn_scalar": HEAD_WIDTH}
+        | {"tie_word_embeddings": True},
     ),
     "cohere2": Family(
         "Cohere2", "Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": WINDOW, "tie_word_embeddings": True}

@@ -67,11 +67,11 @@ def test_a_model_of_any_kind_outlives_its_measurement(
     kind: str, model_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The first quiet moment ends no worker, whatever the model reads and keeps."""
-    model, options = tmp_path / kind, FAMILIES[kind].options if kind in FAMILIES else {}
-    if kind in FAMILIES:
-        model = model_of(kind)
-    else:
-        {"hearing": make_hearing_model, "listening": make_listening_model}[kind](model)
+    makers = {"hearing": make_hearing_model, "listening": make_listening_model}
+    model = tmp_path / kind if kind in makers else model_of(kind)
+    if kind in makers:
+        makers[kind](model)
+    options = FAMILIES[kind].options if kind in FAMILIES else {}
     flags = [word for name, value in options.items() for word in ("--set", f"model.vllm.{name}={json.dumps(value)}")]
     with DaemonProcess(model, "--device", "cpu:2", "--set", "idle.sleep_after_s=inf", *flags) as process:
         before = process.wait_ready().status()["workers"]

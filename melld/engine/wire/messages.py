@@ -151,6 +151,8 @@ class WorkerReady(Message, frozen=True, tag=True, kw_only=True):
     """Requests that vLLM runs at once: its `max_num_active_seqs`, else `max_num_seqs`."""
     supported_tasks: list[str]
     load_s: float
+    moves: str = ""
+    """How requests of the model move, in words: `kvstore.kept.moves_text`."""
     caches_prefixes: bool = False
     """True if it keeps the KV of ended requests for later ones that begin alike."""
     ready_response: bytes

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from melld.engine.layers import kept_by, specs_in
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import WorkerSpec
 from melld.kvstore.geometry import WITHOUT_KV, KvGeometry
+from melld.kvstore.kept import moves_text
 
 if TYPE_CHECKING:
     from vllm.pooling_params import PoolingParams
@@ -195,6 +197,7 @@ def ready_of(
         max_requests=engine.scheduler.max_num_active_reqs,
         caches_prefixes=geometry.keeps_kv and bool(engine.vllm_config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
+        moves=_moves_of(engine, shared),
         load_s=load_s,
         ready_response=response,
     )
@@ -208,6 +211,16 @@ def _geometry_of(engine: "EngineCore", shared: "Shared") -> KvGeometry:
         return WITHOUT_KV
     block_bytes = shared.memory.layout.block_bytes if shared.memory is not None else block_bytes_of(engine)
     return KvGeometry(int(scheduler.block_size), block_bytes, groups_of(scheduler), encoder_tokens_of(scheduler))
+
+
+def _moves_of(engine: "EngineCore", shared: "Shared") -> str:
+    from melld.engine.worker.residency.rules import engine_refusal
+
+    kept = kept_by(specs_in(engine.scheduler.kv_cache_config.kv_cache_groups))
+    refusal = engine_refusal(engine.scheduler)
+    return moves_text(
+        kept, wire.generates(engine.get_supported_tasks()), shared.failure, refusal.value if refusal else ""
+    )
 
 
 def resident_bytes(engine: "EngineCore") -> int:

@@ -101,6 +101,95 @@ def test_the_scan_still_returns_the_last_state_alone(mends: Any) -> None:
     assert len(states) == 1, WHY
 
 
+# -- Mamba 1 -------------------------------------------------------------------------------------------------------
+
+
+class Scan:
+    """Two sequences of random numbers for a layer of Mamba 1."""
+
+    DIM, STATE, STARTS = 16, 8, (0, 9, 20)
+
+    def __init__(self) -> None:
+        source = torch.Generator().manual_seed(3)
+        tokens = self.STARTS[-1]
+        self.u, self.delta, self.z = (torch.randn(self.DIM, tokens, generator=source) for _ in range(3))
+        self.b, self.c = (torch.randn(1, self.STATE, tokens, generator=source) for _ in range(2))
+        self.a = -torch.rand(self.DIM, self.STATE, generator=source)
+        self.d, self.bias = (torch.randn(self.DIM, generator=source) for _ in range(2))
+        self.states = torch.full((4, self.DIM, self.STATE), torch.nan)
+
+    def run(self, spans: Sequence[tuple[int, int]], begun: bool) -> torch.Tensor:
+        """What comes out for these tokens of the two sequences, whose states lie in slots 2 and 1."""
+        from melld.engine.worker.vllm_on_cpu.selective_scan import selective_scan
+
+        tokens = torch.cat([torch.arange(*span) for span in spans])
+        parts = [part[..., tokens].clone() for part in (self.u, self.delta, self.b, self.c, self.z)]
+        u, delta, b, c, z = parts
+        starts = torch.tensor([0, spans[0][1] - spans[0][0], len(tokens)], dtype=torch.int32)
+        slots = torch.tensor([2, 1], dtype=torch.int32)
+        known = torch.tensor([begun, begun])
+        selective_scan(u, delta, self.a, b, c, self.d, z, self.bias, True, starts, slots, known, self.states, 0)
+        return z
+
+    def expected(self) -> torch.Tensor:
+        """The same by the formula."""
+        out = torch.empty_like(self.z)
+        for first, end in zip(self.STARTS, self.STARTS[1:], strict=False):
+            state = torch.zeros(self.DIM, self.STATE)
+            for token in range(first, end):
+                step = torch.nn.functional.softplus(self.delta[:, token] + self.bias)[:, None]
+                state = state * (step * self.a).exp() + step * self.u[:, token, None] * self.b[0, :, token]
+                total = state @ self.c[0, :, token] + self.d * self.u[:, token]
+                out[:, token] = total * torch.nn.functional.silu(self.z[:, token])
+        return out
+
+
+def test_mamba_1_scans_a_prompt(mends: Any) -> None:
+    """Jamba, Falcon-Mamba and Mamba run on a CPU."""
+    scan = Scan()
+    torch.testing.assert_close(scan.run([(0, 9), (9, 20)], begun=False), scan.expected())
+
+
+def test_its_states_do_not_depend_on_how_the_prompt_is_cut(mends: Any) -> None:
+    """Each sequence goes on from its own state, to the last bit."""
+    whole, cut = Scan(), Scan()
+    out = whole.run([(0, 9), (9, 20)], begun=False)
+    first, rest = cut.run([(0, 4), (9, 10)], begun=False), cut.run([(4, 9), (10, 20)], begun=True)
+    assert torch.equal(torch.cat([first[:, :4], rest[:, :5], first[:, 4:], rest[:, 5:]], 1), out)
+    assert torch.equal(whole.states[1:3], cut.states[1:3])
+    assert whole.states[0].isnan().all(), "no other state is touched"
+
+
+def test_vllm_still_has_no_such_scan(mends: Any) -> None:
+    """Else its own is quicker."""
+    assert not hasattr(torch.ops._C, "selective_scan_fwd"), WHY
+
+
+def test_linear_layers_still_take_rows_alone(mends: Any) -> None:
+    """Else Mamba 1 need not copy what they read."""
+    from vllm import _custom_ops as ops
+
+    weight = torch.randn(32, 16)
+    handler = ops.create_onednn_mm(weight.t(), 32)
+    with pytest.raises(RuntimeError, match="stride"):
+        ops.onednn_mm(handler, torch.randn(16, 8).T, None)
+
+
+def test_vllms_kernel_still_takes_one_decay_a_head(mends: Any) -> None:
+    """As Mamba 2 has it.  Else single tokens need no mend."""
+    from vllm.model_executor.layers.mamba.ops.cpu.mamba_ssm import selective_state_update
+
+    scan, slots, out = Scan(), torch.tensor([1], dtype=torch.int32), torch.empty(1, Scan.DIM)
+    scan.states[1] = 0
+    token = [part[..., :1] for part in (scan.u, scan.delta, scan.b[0], scan.c[0], scan.z)]
+    u, delta, b, c, z = (part.T.contiguous() for part in token)
+    selective_state_update(
+        *(scan.states, u, delta, scan.a, b, c, scan.d, z, scan.bias, True, slots, slots),
+        out=out,
+    )
+    assert not torch.allclose(out[0], scan.expected()[:, 0]), WHY
+
+
 # -- gated delta nets ----------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,10 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from melld.engine.layers import name_of, specs_in
 from melld.engine.pin import VLLM_VERSION
-from melld.engine.worker.residency.states import can_copy_states, keeps_state
+from melld.engine.worker.residency.states import can_copy_states
+from melld.kvstore.kept import are_known, uncopied
 from melld.migrate.snapshot import MoveRefusal, Via
 
 if TYPE_CHECKING:
@@ -28,24 +30,18 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
         return MoveRefusal.SPECULATIVE
     if scheduler.aux_output_connector is not None:
         return MoveRefusal.AUXILIARY_OUTPUT
-    return None
+    return None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV
 
 
 def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     """Return why KV blocks of this engine cannot be copied, or None: what some of them hold is not known to be all."""
-    groups = scheduler.kv_cache_manager.coordinator.single_type_managers
-    if not all(keeps_state(group) or _keeps_plain_kv(group) for group in groups) or scheduler.dcp_world_size > 1:
-        return MoveRefusal.KV_LAYOUT
-    return None if can_copy_states(scheduler) else MoveRefusal.STATES
+    if not can_copy_states(scheduler):
+        return MoveRefusal.STATES
+    return MoveRefusal.KV_LAYOUT if uncopied(_kinds_of(scheduler)) or scheduler.dcp_world_size > 1 else None
 
 
-def _keeps_plain_kv(group: Any) -> bool:
-    """Return True if each block of this group holds one entry a token, of all tokens or of the latest ones."""
-    from vllm.v1.core import single_type_kv_cache_manager as managers
-
-    known = managers.FullAttentionManager, managers.SlidingWindowManager, managers.ChunkedLocalAttentionManager
-    specs = getattr(group.kv_cache_spec, "kv_cache_specs", {}).values() or [group.kv_cache_spec]
-    return type(group) in known and all(spec.tokens_per_state == 1 for spec in specs)
+def _kinds_of(scheduler: "Scheduler") -> set[str]:
+    return {name_of(spec) for spec in specs_in(scheduler.kv_cache_config.kv_cache_groups)}
 
 
 def request_refusal(request: "Request", via: Via) -> MoveRefusal | None:

@@ -355,6 +355,11 @@ class Worker:
 
         return groups_of(self.engine.scheduler)
 
+    def kinds(self) -> tuple[str, ...]:
+        from melld.engine.layers import kept_by, specs_in
+
+        return kept_by(specs_in(self.engine.scheduler.kv_cache_config.kv_cache_groups)).kinds
+
     def block_bytes(self) -> int:
         return self.memory.layout.block_bytes
 

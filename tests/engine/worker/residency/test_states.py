@@ -21,6 +21,7 @@ LONG = Case("over several blocks", LONG_PROMPT, CALM | {"max_tokens": 200})
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba 2": ("granite4_h", {}),
     "without a prefix cache": ("granite4_h", {"enable_prefix_caching": False}),
+    "steps below a block": ("granite4_h", {"block_size": 512}),
     "gated delta nets": ("qwen3_next", {}),
     "short convolutions": ("lfm2", {}),
     "Mamba 1": ("jamba", {}),

@@ -1,0 +1,85 @@
+"""What a model keeps of a request between two steps, by kinds, and which ways a request that keeps it can move.
+
+The one table for all who say so: the refusal of a copy, `melld check-config`, the start, and docs/models.md.  Never
+imports vLLM: `engine/layers.py` reads its descriptions of a model's layers.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+
+class Kind(NamedTuple):
+    """What one layer keeps."""
+
+    told: str
+    """As people read it: KV `with state`; empty for what most models keep."""
+    is_copied: bool
+    """Its blocks are known to hold all that the next step needs, so that a move may carry them."""
+    is_bounded: bool = False
+    """It does not grow with the request, or no further than a window."""
+
+
+KINDS = {
+    "FullAttentionSpec": Kind("", is_copied=True),
+    "MLAAttentionSpec": Kind("latent vectors", is_copied=True),
+    "SlidingWindowSpec": Kind("windows", is_copied=True, is_bounded=True),
+    "ChunkedLocalAttentionSpec": Kind("chunks", is_copied=True, is_bounded=True),
+    "MambaSpec": Kind("state", is_copied=True, is_bounded=True),
+    "MambaSpec, with drafts": Kind("states that depend on drafts", is_copied=False, is_bounded=True),
+    "CrossAttentionSpec": Kind("an encoder's output", is_copied=False, is_bounded=True),
+}
+"""By the class that describes a layer's blocks in vLLM (vllm.v1.kv_cache_interface)."""
+UNTRIED = Kind("KV of a kind with which no move has been tried", is_copied=False)
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a model keeps of a request on all devices of a worker: `fixed_bytes` at most, and more with each token.
+
+    `kinds`: of its layers, in order; empty for a model that keeps nothing, as encoders do.
+    """
+
+    kinds: tuple[str, ...] = ()
+    token_bytes: float = 0.0
+    fixed_bytes: int = 0
+
+
+def uncopied(kinds: Iterable[str]) -> list[str]:
+    """Return what keeps a request's KV from being copied: what layers of these kinds keep; empty if nothing does."""
+    return [kind.told for kind in map(kind_of, kinds) if not kind.is_copied]
+
+
+def are_known(kinds: Iterable[str]) -> bool:
+    """Return True if the blocks of requests that keep these may be touched at all; else they stay where they are."""
+    return all(name in KINDS for name in kinds)
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of this name."""
+    return KINDS.get(name, UNTRIED)
+
+
+def moves_text(kept: Kept, generates: bool, kv_refusal: str = "", refusal: str = "") -> str:
+    """Return how requests of the model move, as in `KV with state, 65 MB + 20 KB a token`.
+
+    `generates`: whether it writes tokens, or pools; `kv_refusal`: why its KV is not copied, whatever the model is;
+    `refusal`: why nothing moves at all.
+    """
+    if refusal or not are_known(kept.kinds):
+        return f"none: {refusal or UNTRIED.told}"
+    if not generates:
+        return "none: each is answered in one step" + ("" if kept.kinds else ", and no KV is kept")
+    if why := ", ".join(uncopied(kept.kinds)) or kv_refusal:
+        return f"tokens, not KV ({why})"
+    beside = [kind.told for kind in map(kind_of, kept.kinds) if kind.told]
+    way = f"KV with {' and '.join(beside)}" if beside else "KV"
+    sizes = [_size(kept.fixed_bytes)] if kept.fixed_bytes else []
+    sizes += [f"{_size(kept.token_bytes)} a token"] if kept.token_bytes else []
+    return ", ".join([way, *filter(None, [" + ".join(sizes)])])
+
+
+def _size(size: float) -> str:
+    unit, name = next((unit for unit in UNITS if size >= unit[0]), UNITS[-1])
+    return f"{size / unit:.3g} {name}"

@@ -1,0 +1,126 @@
+"""Writes docs/models.md from vLLM's registry and melld's table of what moves: `python -m tests.docs.models_text`."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from melld.kvstore.kept import KINDS, Kept, are_known, moves_text, uncopied
+from tests.docs.architectures import (
+    CHUNKS,
+    DRAFTERS,
+    ENCODED,
+    FULL,
+    LATENT,
+    POOLING,
+    STATE,
+    TEXT,
+    WINDOWS,
+    architectures,
+)
+from tests.families.every import FAMILIES, WITHOUT_CPU
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+INTRODUCTION = """\
+# Models
+
+melld serves what the pinned vLLM serves. Whether running requests can *move* between workers depends on what the model
+keeps of them: a move by KV carries that, a move by tokens computes it again. A model whose requests do not move is
+served all the same; after a death all requests go on, from their tokens. `melld check-config` and the start say it of
+your model:
+
+```
+# demo moves: KV with state, 65 MB + 20 KB a token
+```
+
+is, beside a constant part for each request, so much for each of its tokens.
+
+Each row of the first table is proved by tiny models with random weights of the families' shapes, on CPUs
+(`make test-all`, `benchmarks/families.py`): answers equal to plain vLLM's, moved and after `kill -9`. The second table
+is read from vLLM's source: what depends on a model's configuration is counted as being there.
+"""
+
+
+class Row(NamedTuple):
+    """A family as people know it."""
+
+    told: str
+    models: tuple[str, ...]
+    """Tiny models of it, by their names in `tests.families`."""
+    keeps: tuple[str, ...]
+    """What each of its layers keeps, by the names of `melld.kvstore.kept`."""
+    classes: tuple[str, ...] = ()
+    """Further ones, of models that other tests make."""
+
+
+ROWS = (
+    Row("Qwen3.5, Qwen3.6", ("qwen3_5", "qwen3_5_moe"), (FULL, STATE)),
+    Row("Gemma 4", ("gemma4", "gemma4_e"), (FULL, WINDOWS)),
+    Row("Qwen3-VL", (), (FULL,), ("Qwen3VLForConditionalGeneration",)),
+    Row("gpt-oss", ("gpt_oss",), (FULL, WINDOWS)),
+    Row("Qwen3, Qwen3-Coder", ("qwen3", "qwen3_moe"), (FULL,)),
+    Row("nomic, bge, mxbai, ModernBERT", ("nomic", "bge_m3", "bge_reranker", "bert", "modernbert"), ()),
+    Row("Qwen3-Embedding, Qwen3-Reranker", ("qwen3_embedding", "qwen3_reranker"), (FULL,)),
+    Row("Llama 3", ("llama3",), (FULL,)),
+    Row("Gemma 3", ("gemma3",), (FULL, WINDOWS)),
+    Row("GLM-4.7-Flash", ("glm4_moe_lite",), (LATENT,)),
+    Row("Ministral 3, Devstral 2", ("ministral3",), (FULL,)),
+    Row("Nemotron 3 Nano, Nemotron-H", ("nemotron_h", "nemotron_h_moe"), (FULL, STATE)),
+    Row("DeepSeek V3", ("deepseek_v3",), (LATENT,)),
+    Row("Qwen3-Next, Qwen3-Coder-Next", ("qwen3_next",), (FULL, STATE)),
+    Row("Granite 4 H", ("granite4_h",), (FULL, STATE)),
+    Row("LFM2, LFM2.5", ("lfm2", "lfm2_moe"), (FULL, STATE)),
+    Row("Phi-4, Seed-OSS, ERNIE 4.5", ("phi4", "seed_oss", "ernie4_5"), (FULL,)),
+    Row("Olmo 3", ("olmo3",), (FULL, WINDOWS)),
+    Row("GLM-4.5 to 4.7, MiniMax M2", ("glm4_moe", "minimax_m2"), (FULL,)),
+    Row("Llama 4", ("llama4",), (FULL, CHUNKS)),
+    Row("Whisper", (), (FULL, ENCODED), ("WhisperForConditionalGeneration",)),
+)
+WORDS = {FULL: "full attention", **{name: kind.told for name, kind in KINDS.items() if kind.told}}
+UNTOLD = "as their language model's"
+
+
+def models_text() -> str:
+    """The whole page."""
+    lines = [INTRODUCTION, "## The families that are used most\n"]
+    lines += ["| family | vLLM's classes | keeps | by KV | by tokens | on CPUs |", "|---|---|---|---|---|---|"]
+    lines += [_row(row) for row in ROWS]
+    lines += ["", "## Every architecture\n", "| moves | architectures |", "|---|---|"]
+    lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(TEXT, POOLING)]
+    lines += ["", "## Drafters\n", "Requests move as without a drafter, unless it keeps something else itself. With"]
+    lines += ["several MTP modules nothing moves, and with states by tokens alone.\n"]
+    lines += ["| it moves | drafters |", "|---|---|"]
+    lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(DRAFTERS)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Row) -> str:
+    families = [FAMILIES[name] for name in row.models]
+    classes = ", ".join(dict.fromkeys([*(family.model for family in families), *row.classes]))
+    pools = bool(families) and all("runner" in family.options for family in families)
+    ways = ("stay", "stay") if pools else _ways(row.keeps)
+    lacking = "; ".join(f"not {name}: {why}" for name in row.models if (why := WITHOUT_CPU.get(name)))
+    kept = ", ".join(WORDS[name] for name in row.keeps) or "nothing"
+    return f"| {' | '.join((row.told, classes, kept, *ways, lacking or 'yes'))} |"
+
+
+def _ways(keeps: Collection[str]) -> tuple[str, str]:
+    if not are_known(keeps):
+        return "untried", "untried"
+    why = ", ".join(uncopied(keeps))
+    return f"no: {why}" if why else "yes", "yes"
+
+
+def _by_moves(*uses: str) -> Iterable[tuple[str, list[str]]]:
+    """The architectures for these uses, by how requests move."""
+    found: dict[str, list[str]] = {}
+    for one in architectures():
+        if one.use in uses:
+            keeps = tuple(sorted(one.keeps, key=[*KINDS, *one.keeps].index))
+            known = keeps or one.use == POOLING
+            moves = moves_text(Kept(keeps), one.use != POOLING) if known else UNTOLD
+            found.setdefault(moves, []).append(one.name)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(models_text())

@@ -1,0 +1,67 @@
+"""Every family of docs/models.md that writes text keeps what the page says, and moves as the page says."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.docs.architectures import architectures
+from tests.docs.models_text import ROWS
+from tests.engine.worker.residency.pair import Case, Pair, two_workers
+from tests.engine.worker.residency.test_residency import GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
+from tests.families.every import FAMILIES, WITHOUT_CPU
+
+pytestmark = pytest.mark.long
+LONG = Case("beyond every window", LONG_PROMPT, {"temperature": 0.0, "ignore_eos": True, "max_tokens": 48})
+KEPT = {name: row.keeps for row in ROWS for name in row.models}
+READ = {one.name: one.keeps for one in architectures()}
+NAMES = [name for name, family in FAMILIES.items() if "runner" not in family.options and name not in WITHOUT_CPU]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(request: Any) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared_pair(model_of: Callable[[str], Path], family: str) -> Iterator[Pair]:
+    """Two workers."""
+    with two_workers(model_of(family), dict(FAMILIES[family].options)) as workers:
+        yield Pair(*workers)
+
+
+def test_it_keeps_what_the_page_says(pair: Pair, family: str) -> None:
+    """Who reads the page knows how requests of a model move before its weights are here."""
+    kinds = set(pair.here("kinds"))
+    assert kinds == set(KEPT.get(family, kinds))
+    assert kinds <= READ[FAMILIES[family].model]
+
+
+def test_moved_requests_say_what_they_would_have_said(pair: Pair) -> None:
+    """By KV and by tokens, at once."""
+    assert len(set(pair.unmoved(LONG).tokens)) > 5
+    pair.spoil()
+    pair.check_moves([(case, via) for case in (GREEDY, SAMPLED, LONG) for via in ("kv", "tokens")], 9, say_the_same)
+
+
+def test_a_half_prefilled_request_can_move(pair: Pair) -> None:
+    """What is computed of its prompt comes along."""
+    pair.check_move(HALF_PREFILLED, "kv", 2)
+
+
+def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
+    """Prompt and tokens so far are enough."""
+    cases = (LONG, SAMPLED)
+    for answer, unmoved in zip(pair.all_resumed_from_the_log(cases), pair.all_unmoved(cases), strict=True):
+        assert say_the_same(answer, unmoved)
+
+
+def say_the_same(answer: Any, unmoved: Any) -> bool:
+    """Whether they are equal but for rounding: some layers compute a prompt by other sums than single tokens."""
+    return (
+        answer.tokens == unmoved.tokens
+        and answer.finish == unmoved.finish
+        and np.allclose(answer.logprobs, unmoved.logprobs, atol=1e-3)
+    )
