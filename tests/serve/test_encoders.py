@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from melld.demo_model import VOCABULARY, make_demo_model
 from tests.api.http_client import CHAT, COMPLETIONS, request
 from tests.migrate.live import PATIENCE_S, Operator
 from tests.serve.daemon_process import DaemonProcess
@@ -195,3 +196,19 @@ def test_every_family_classifies_as_transformers_do(
         (found,) = ask(several, "/classify", name, [TEXTS[3]])
         scores, expected = np.array(found["probs"]), 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+@pytest.mark.long
+def test_an_encoder_that_sees_is_served(tmp_path: Path) -> None:
+    """A SigLIP keeps no KV either; here it reads."""
+    make_demo_model(tmp_path)
+    sides = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"architectures": ["SiglipModel"], "model_type": "siglip", "vision_config": sides | {"image_size": 56}}
+    config["text_config"] = sides | {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "SiglipImageProcessor"}')
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "SiglipProcessor"}')
+    with DaemonProcess(tmp_path, "--device", "cpu:1", "--load-format", "dummy") as process:
+        (vector,) = embed(process.wait_ready(), [[7, 8, 9]])
+        assert len(vector) == 64
+        assert [worker["capacity_bytes"] for worker in process.status()["workers"]] == [None]
