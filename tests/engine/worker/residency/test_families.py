@@ -58,6 +58,13 @@ def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
         assert say_the_same(answer, unmoved)
 
 
+def test_it_says_the_same_once_its_weights_were_read_again(pair: Pair) -> None:
+    """Whoever wakes an idle model gets its text, or it never let go of its weights."""
+    expected = pair.unmoved(LONG)
+    pair.here("doze_and_wake")
+    assert pair.finish(pair.start(LONG)) == [expected]
+
+
 def say_the_same(answer: Any, unmoved: Any) -> bool:
     """Whether they are equal but for rounding: some layers compute a prompt by other sums than single tokens."""
     return (
