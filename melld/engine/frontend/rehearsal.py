@@ -47,12 +47,31 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
+        _check_drafts(vllm_config)
         if arguments.tool_parser_plugin:
             import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
         asyncio.run(_rehearse(vllm_config, arguments))
         return vllm_config, arguments
+
+
+def _check_drafts(vllm_config: VllmConfig) -> None:
+    """Refuse drafts where vLLM's CPU build writes other text with them, or ends at the first one.
+
+    Raises:
+        ConfigError: a model with states drafts on a CPU; of gated delta nets alone without a prefix cache it may.
+    """
+    model, drafts = vllm_config.model_config, vllm_config.speculative_config is not None
+    if not (drafts and model.has_inner_state and vllm_config.device_config.device_type == "cpu"):
+        return
+    if not hasattr(model.hf_text_config, "linear_num_key_heads"):
+        raise ConfigError(
+            "[model.vllm] speculative_config", "on a CPU vLLM writes other text with drafts: leave it out"
+        )
+    if vllm_config.cache_config.enable_prefix_caching:
+        why = "on a CPU a model with states drafts only with enable_prefix_caching = false"
+        raise ConfigError("[model.vllm] speculative_config", why)
 
 
 def moves_of(vllm_config: VllmConfig) -> str:
