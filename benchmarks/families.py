@@ -8,6 +8,7 @@ without.  Its CPU build gets melld's mends: else it writes wrong text for some f
 """
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from benchmarks import tables
 from benchmarks.answers_vs_vllm import flags_for_melld, flags_for_vllm
 from benchmarks.serve_vs_vllm import vllm_serve
 from tests.families.every import FAMILIES, WITHOUT_CPU, make_model_of
-from tests.migrate.live import CASES, Bench, Stream, alike, linked_workers
+from tests.migrate.live import CASES, Answer, Bench, Stream, alike, linked_workers
 from tests.serve.daemon_process import DaemonProcess
 
 NAMES = ("greedy", "seeded", "penalties")
@@ -38,41 +39,71 @@ MENDS = "[vllm.general_plugins]\nmend = melld.engine.worker.vllm_on_cpu.mends:me
 COLUMNS = ["family", "served", "by KV", "by tokens", "after kill -9", "as vllm serve", "without its prefix cache"]
 
 
+class Prompted(Bench):
+    """A daemon that is asked for completions: a family's way with chats is not tried here."""
+
+    names: tuple[str, ...] = NAMES
+    """With a drafter what chance decides depends on its guesses, too: greedy answers alone."""
+
+    def body(self, name: str) -> dict[str, Any]:
+        """Return the case without a chat."""
+        return body_of(name)
+
+
+def names_for(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cases of a family with these options."""
+    return NAMES[:1] if "speculative_config" in options else NAMES
+
+
+def body_of(name: str) -> dict[str, Any]:
+    """Return what is asked in this case."""
+    return {key: value for key, value in CASES[name].items() if key != "messages"} | {
+        "prompt": TEXTS[2] * 8,
+        "max_tokens": 200,
+    }
+
+
+def whole(answer: Answer) -> Any:
+    """Return the choices of an answer that is no error."""
+    if answer.error is not None:
+        raise RuntimeError(f"an error: {answer.error}")
+    return answer.choices
+
+
 def same(found: bool) -> str:
     """Return a verdict."""
     return "same" if found else "DIFFERENT"
 
 
-def texts_of(bench: Bench, how: Callable[[Stream], None] | None = None) -> list[Any]:
+def texts_of(bench: Prompted, how: Callable[[Stream], None] | None = None) -> list[Any]:
     """Return the answers; `how`: what happens to each stream meanwhile."""
     if how is None:
-        return [bench.unmoved(name).choices for name in NAMES]
+        return [whole(bench.unmoved(name)) for name in bench.names]
     with bench.slowed():
-        streams = [bench.stream(name) for name in NAMES]
+        streams = [bench.stream(name) for name in bench.names]
         for stream in streams:
             how(stream)
-    answers = [stream.result().choices for stream in streams]
+    answers = [whole(stream.result()) for stream in streams]
     bench.operator.wait_ready()
     bench.operator.wait_idle()
     return answers
 
 
-def moved(bench: Bench, via: str) -> str:
+def moved(bench: Prompted, via: str) -> str:
     """Move each answer once; say whether all did, and are as they were."""
     outcomes: list[str] = []
     answers = texts_of(
         bench, lambda stream: outcomes.extend(one["outcome"] for one in bench.operator.move(stream, via))
     )
-    if outcomes != ["committed"] * len(NAMES):
+    if outcomes != ["committed"] * len(bench.names):
         return ", ".join(outcomes) or "not moved"
     return same(answers == texts_of(bench))
 
 
 def kill_one(bench: Bench) -> None:
     """Kill a worker that has a request."""
-    [worker, *_] = [one for one in bench.operator.status()["workers"] if one["used_blocks"]] or [
-        bench.operator.status()["workers"][0]
-    ]
+    workers = bench.operator.status()["workers"]
+    worker = next((one for one in workers if one["used_blocks"]), workers[0])
     os.kill(int(worker["pid"]), signal.SIGKILL)
     bench.operator.wait_gone(worker["worker"], int(worker["pid"]))
 
@@ -98,14 +129,12 @@ def of_daemon(name: str, model: Path, options: dict[str, Any]) -> tuple[list[Any
             kill_one(Bench(daemon, daemon.faults))
             return numbers, ["yes", "-", "-", same(alike(numbers, numbers_of(daemon.url, name), ROUNDING))]
     with linked_workers(model, *flags) as daemon:
-        bench = Bench(daemon, daemon.faults)
+        bench = Prompted(daemon, daemon.faults)
+        bench.names = names_for(options)
         found = [moved(bench, via) for via in ("kv", "tokens")]
-        killed = texts_of(bench, lambda stream: kill_one(bench) if stream.is_alive() and _is_first(stream) else None)
+        first = functools.cache(lambda: kill_one(bench))
+        killed = texts_of(bench, lambda _stream: first())
         return texts_of(bench), ["yes", *found, same(killed == texts_of(bench))]
-
-
-def _is_first(stream: Stream) -> bool:
-    return stream._body.get("seed") is None  # noqa: SLF001  the greedy one
 
 
 def of_vllm(name: str, model: Path, options: dict[str, Any], *more: str) -> list[Any]:
@@ -119,7 +148,7 @@ def of_vllm(name: str, model: Path, options: dict[str, Any], *more: str) -> list
             if "runner" in options:
                 return numbers_of(url, name)
             server: Any = SimpleNamespace(url=url)
-            return [Stream(server, CASES[name]).result().choices for name in NAMES]
+            return [whole(Stream(server, body_of(name)).result()) for name in names_for(options)]
 
 
 def row_of(name: str, *, with_vllm: bool) -> list[str]:

@@ -33,12 +33,13 @@ def kept_by(specs: Iterable[Any]) -> Kept:
 def name_of(spec: Any) -> str:
     """Return the kind of what a layer keeps (`melld.kvstore.kept`).
 
-    Blocks of an index, and those that do not hold one entry a token, are of no known kind.
+    Blocks of an index, those that do not hold one entry a token, and states that depend on drafts are of no known kind.
     """
     name = type(spec).__name__
     if name == "MambaSpec":
-        return f"{name}, with drafts" if spec.num_speculative_blocks else name
-    plain = getattr(spec, "tokens_per_state", 1) == 1 and getattr(spec, "cache_role", "") != "indexer"
+        plain = not spec.num_speculative_blocks
+    else:
+        plain = getattr(spec, "tokens_per_state", 1) == 1 and getattr(spec, "cache_role", "") != "indexer"
     return name if plain else f"{name}, in another way"
 
 

@@ -27,7 +27,6 @@ KINDS = {
     "SlidingWindowSpec": Kind("windows", is_copied=True, is_bounded=True),
     "ChunkedLocalAttentionSpec": Kind("chunks", is_copied=True, is_bounded=True),
     "MambaSpec": Kind("state", is_copied=True, is_bounded=True),
-    "MambaSpec, with drafts": Kind("states that depend on drafts", is_copied=False, is_bounded=True),
     "CrossAttentionSpec": Kind("an encoder's output", is_copied=False, is_bounded=True),
 }
 """By the class that describes a layer's blocks in vLLM (vllm.v1.kv_cache_interface)."""
@@ -36,7 +35,7 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a model keeps of a request on all devices of a worker: `fixed_bytes` at most, and more with each token.
+    """What a model keeps of a request on each device of a worker: `fixed_bytes` at most, and more with each token.
 
     `kinds`: of its layers, in order; empty for a model that keeps nothing, as encoders do.
     """

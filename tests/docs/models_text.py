@@ -87,8 +87,8 @@ def models_text() -> str:
     lines += ["", "## Every architecture\n", "| moves | architectures |", "|---|---|"]
     lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(TEXT, POOLING)]
     lines += ["", "## Drafters\n", "Requests move as without a drafter, unless it keeps something else itself. With"]
-    lines += ["several MTP modules nothing moves, and with states by tokens alone.\n"]
-    lines += ["| it moves | drafters |", "|---|---|"]
+    lines += ["several MTP modules, or beside states, nothing moves.\n"]
+    lines += ["| its own layers | drafters |", "|---|---|"]
     lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(DRAFTERS)]
     return "\n".join(lines) + "\n"
 
@@ -98,7 +98,7 @@ def _row(row: Row) -> str:
     classes = ", ".join(dict.fromkeys([*(family.model for family in families), *row.classes]))
     pools = bool(families) and all("runner" in family.options for family in families)
     ways = ("stay", "stay") if pools else _ways(row.keeps)
-    lacking = "; ".join(f"not {name}: {why}" for name in row.models if (why := WITHOUT_CPU.get(name)))
+    lacking = "; ".join(f"`{name}` no: {why}" for name in row.models if (why := WITHOUT_CPU.get(name)))
     kept = ", ".join(WORDS[name] for name in row.keeps) or "nothing"
     return f"| {' | '.join((row.told, classes, kept, *ways, lacking or 'yes'))} |"
 

@@ -47,6 +47,8 @@ class Family(NamedTuple):
     """What `config.json` says otherwise, or beside."""
     options: Mapping[str, Any] = {}
     """vLLM's options that it is served with."""
+    spread: float = 0.3
+    """Of an embedding that is the head too: it leads each token to itself, unless the layers are louder."""
     finish: Callable[[Path], None] | None = None
     """What is still to be done in the finished directory."""
 
@@ -62,7 +64,7 @@ def make_family(family: Family, directory: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = getattr(transformers, family.model)(config).float()
-        _spread(model, tied=config.tie_word_embeddings)
+        _spread(model, family.spread if config.tie_word_embeddings else 1.0)
     shutil.copytree(_demo_model(), directory, dirs_exist_ok=True)
     for unneeded in ("config.json", "model.safetensors"):
         (directory / unneeded).unlink()
@@ -86,7 +88,7 @@ def _scratch() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory()
 
 
-def _spread(model: Any, *, tied: bool) -> None:
+def _spread(model: Any, of_embedding: float) -> None:
     """Give every matrix random numbers of a size that lets it be heard; norms, biases and decays stay as they begin."""
     import torch
 
@@ -97,8 +99,7 @@ def _spread(model: Any, *, tied: bool) -> None:
             if name.endswith("conv1d.weight"):  # one row a channel
                 weight.normal_(0, weight.shape[-1] ** -0.5)
             elif "embed" in name:
-                # A head that is the embedding too leads each token to itself, unless the layers are louder.
-                weight.normal_(0, 0.3 if tied else 1.0)
+                weight.normal_(0, of_embedding)
             else:
                 loud = 2.5 if name.endswith("lm_head.weight") else 1.5 if "q_proj" in name or "k_proj" in name else 1.0
                 weight.normal_(0, loud * weight[0].numel() ** -0.5 if weight.dim() != 3 else weight.shape[-1] ** -0.5)

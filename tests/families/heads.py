@@ -10,7 +10,7 @@ from tests.families.family import HIDDEN, Family
 from tests.families.texts import TEXTS
 from tests.tiny_models import read_weights, write_weights
 
-DRAFTED = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}, "max_model_len": 8192}
+DRAFTED = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}, "max_model_len": 2048}
 UNCHANGED = np.eye(HIDDEN, dtype=np.float32)
 READS_BOTH = np.concatenate((UNCHANGED, UNCHANGED / 2), axis=1)
 
@@ -41,17 +41,17 @@ def _layer(weights: dict[str, Any], number: int) -> dict[str, Any]:
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
-def _with_head(name: str, add: Any) -> Family:
+def _with_head(name: str, add: Any, **options: Any) -> Family:
     family = TEXTS[name]
     return family._replace(
         written={**family.written, "num_nextn_predict_layers": 1},
-        options={**family.options, **DRAFTED},
+        options={**family.options, **DRAFTED, **options},
         finish=functools.partial(add, layers=family.fields["num_hidden_layers"]),
     )
 
 
 HEADS = {
     "glm4_moe_mtp": _with_head("glm4_moe", add_numbered),
-    "deepseek_v3_mtp": _with_head("deepseek_v3", add_numbered),
+    "deepseek_v3_mtp": _with_head("deepseek_v3", add_numbered, max_num_batched_tokens=2048),  # prompts are not cut
     "qwen3_next_mtp": _with_head("qwen3_next", add_named),
 }

@@ -195,6 +195,7 @@ TEXTS = {
         "Gemma2ForCausalLM",
         {"num_hidden_layers": 4, "sliding_window": WINDOW, "query_pre_attn_scalar": HEAD_WIDTH}
         | {"tie_word_embeddings": True},
+        spread=0.05,  # it multiplies what it reads, and its head does not
     ),
     "cohere2": Family(
         "Cohere2", "Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": WINDOW, "tie_word_embeddings": True}

@@ -214,10 +214,10 @@ def _geometry_of(engine: "EngineCore", shared: "Shared") -> KvGeometry:
 
 
 def _moves_of(engine: "EngineCore", shared: "Shared") -> str:
-    from melld.engine.worker.residency.rules import engine_refusal
+    from melld.engine.worker.residency.rules import leave_refusal
 
     kept = kept_by(specs_in(engine.scheduler.kv_cache_config.kv_cache_groups))
-    refusal = engine_refusal(engine.scheduler)
+    refusal = leave_refusal(engine.scheduler)
     return moves_text(
         kept, wire.generates(engine.get_supported_tasks()), shared.failure, refusal.value if refusal else ""
     )

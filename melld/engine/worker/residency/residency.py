@@ -27,6 +27,7 @@ from melld.engine.worker.residency.rules import (
     engine_name,
     engine_refusal,
     kv_refusal,
+    leave_refusal,
     request_refusal,
 )
 from melld.engine.worker.residency.runner import runner_of
@@ -120,7 +121,7 @@ class Residency:
         if request_id in self.frozen:
             return MoveRefusal.ALREADY_LEAVING
         kv = kv_refusal(self._scheduler) if via is Via.KV else None
-        return engine_refusal(self._scheduler) or kv or request_refusal(request, via)
+        return leave_refusal(self._scheduler) or kv or request_refusal(request, via)
 
     def is_in_flight(self, request_id: str) -> bool:
         """Return True while a step computes for a request of that id, even if that request has left since."""

@@ -23,14 +23,19 @@ log = logging.getLogger(__name__)
 
 
 def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why no request of this engine can move, or None."""
+    """Return why no request can come to this engine from another, or None."""
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return MoveRefusal.KV_CONNECTOR
     if scheduler.num_prefill_lookahead > 1:
         return MoveRefusal.SPECULATIVE
     if scheduler.aux_output_connector is not None:
         return MoveRefusal.AUXILIARY_OUTPUT
-    return None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV
+    return None
+
+
+def leave_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
+    """Return why no request of this engine can leave it while it runs, or None; after a death they go on elsewhere."""
+    return engine_refusal(scheduler) or (None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV)
 
 
 def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:

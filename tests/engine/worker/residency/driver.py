@@ -197,12 +197,14 @@ class Worker:
         from melld.engine.worker.residency.budget import Ages, StepBudget
         from melld.engine.worker.residency.lent_blocks import LentBlocks
         from melld.engine.worker.residency.residency import Residency
+        from melld.engine.worker.residency.rules import kv_refusal
         from melld.engine.worker.tenancy import Borrower
         from melld.scheduler.steptimes import StepTimes
 
         shared = share_memory(self.engine, arena.spec if arena else None)
-        assert shared.memory is not None, shared.failure
-        self.memory, self.handle_bytes = shared.memory, shared.handle
+        assert shared.memory is not None or kv_refusal(self.engine.scheduler), shared.failure
+        self.memory: Any = shared.memory
+        self.handle_bytes = shared.handle
         epochs = BlockEpochs()
         self.lent = lent = LentBlocks(self.engine, arena, self.memory, epochs) if arena else None
         times = StepTimes()
