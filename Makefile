@@ -87,14 +87,16 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The CPU build has no torchvision.
-$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt locks/torch-cuda.txt pyproject.toml | $(VENV)/bin/python
+# torchvision is installed beside the packages, where melld alone finds it: its CUDA build breaks `import transformers`
+# (`melld.engine.image_library`).
+$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt locks/torch-cuda.txt locks/vision.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 2)"
 	@$(INSTALL) -r locks/torch-cpu.txt 2>/dev/null || \
 	 $(INSTALL) --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt 2>/dev/null || \
 	 { echo "melld: it is not to be had; the CUDA build, 3 GB, computes on the CPU too"; $(LOCKED) locks/torch-cuda.txt; }
 	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 2)"
 	@$(LOCKED) locks/cpu.txt
+	@rm -rf $(VENV)/vision && $(LOCKED) locks/vision.txt --target $(VENV)/vision
 	@$(INSTALL) --no-build-isolation -e .
 	@touch $@
 

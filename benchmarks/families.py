@@ -42,14 +42,25 @@ COLUMNS = ["family", "served", "by KV", "by tokens", "after kill -9", "as vllm s
 class Prompted(Bench):
     """A daemon that is asked for completions: a family's way with chats is not tried here."""
 
+    names: tuple[str, ...] = NAMES
+    """With a drafter what chance decides depends on its guesses, too: greedy answers alone."""
+
     def body(self, name: str) -> dict[str, Any]:
         """Return the case without a chat."""
         return body_of(name)
 
 
+def names_for(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cases of a family with these options."""
+    return NAMES[:1] if "speculative_config" in options else NAMES
+
+
 def body_of(name: str) -> dict[str, Any]:
     """Return what is asked in this case."""
-    return {key: value for key, value in CASES[name].items() if key != "messages"} | {"prompt": TEXTS[2] * 8}
+    return {key: value for key, value in CASES[name].items() if key != "messages"} | {
+        "prompt": TEXTS[2] * 8,
+        "max_tokens": 200,
+    }
 
 
 def whole(answer: Answer) -> Any:
@@ -64,12 +75,12 @@ def same(found: bool) -> str:
     return "same" if found else "DIFFERENT"
 
 
-def texts_of(bench: Bench, how: Callable[[Stream], None] | None = None) -> list[Any]:
+def texts_of(bench: Prompted, how: Callable[[Stream], None] | None = None) -> list[Any]:
     """Return the answers; `how`: what happens to each stream meanwhile."""
     if how is None:
-        return [whole(bench.unmoved(name)) for name in NAMES]
+        return [whole(bench.unmoved(name)) for name in bench.names]
     with bench.slowed():
-        streams = [bench.stream(name) for name in NAMES]
+        streams = [bench.stream(name) for name in bench.names]
         for stream in streams:
             how(stream)
     answers = [whole(stream.result()) for stream in streams]
@@ -78,13 +89,13 @@ def texts_of(bench: Bench, how: Callable[[Stream], None] | None = None) -> list[
     return answers
 
 
-def moved(bench: Bench, via: str) -> str:
+def moved(bench: Prompted, via: str) -> str:
     """Move each answer once; say whether all did, and are as they were."""
     outcomes: list[str] = []
     answers = texts_of(
         bench, lambda stream: outcomes.extend(one["outcome"] for one in bench.operator.move(stream, via))
     )
-    if outcomes != ["committed"] * len(NAMES):
+    if outcomes != ["committed"] * len(bench.names):
         return ", ".join(outcomes) or "not moved"
     return same(answers == texts_of(bench))
 
@@ -119,6 +130,7 @@ def of_daemon(name: str, model: Path, options: dict[str, Any]) -> tuple[list[Any
             return numbers, ["yes", "-", "-", same(alike(numbers, numbers_of(daemon.url, name), ROUNDING))]
     with linked_workers(model, *flags) as daemon:
         bench = Prompted(daemon, daemon.faults)
+        bench.names = names_for(options)
         found = [moved(bench, via) for via in ("kv", "tokens")]
         first = functools.cache(lambda: kill_one(bench))
         killed = texts_of(bench, lambda _stream: first())
@@ -136,7 +148,7 @@ def of_vllm(name: str, model: Path, options: dict[str, Any], *more: str) -> list
             if "runner" in options:
                 return numbers_of(url, name)
             server: Any = SimpleNamespace(url=url)
-            return [whole(Stream(server, body_of(name)).result()) for name in NAMES]
+            return [whole(Stream(server, body_of(name)).result()) for name in names_for(options)]
 
 
 def row_of(name: str, *, with_vllm: bool) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.families.family import Family, make_family
 from tests.families.heads import HEADS
+from tests.families.images import IMAGES
 from tests.families.poolers import POOLERS
 from tests.families.texts import TEXTS
 
@@ -12,11 +13,11 @@ WITHOUT_CPU = {
     "nemotron_h_moe": "vLLM's CPU build has no experts without a gate",
     "minimax_m2": "vLLM's CPU build chooses experts by their softmax, or in groups",
     "kimi_linear": "vLLM's CPU build has no such layers",
-    "qwen3_next_mtp": "vLLM's CPU build keeps no states for drafts",
+    "qwen3_next_mtp": "vLLM's CPU build drafts beside states only without a prefix cache",
 }
 """Families that vLLM does not run on a CPU, and why."""
 
 
 def make_model_of(name: str, directory: Path) -> None:
     """Write the tiny model of the family of this name into `directory`."""
-    make_family(FAMILIES[name], directory)
+    make_family((FAMILIES | IMAGES)[name], directory)

@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
-from melld.config import Config, ModelConfig
+from melld.config import Config
 from melld.engine.answer_formats import AUTO, NONE
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
@@ -50,32 +50,48 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     """
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
-        _check_parsers(config.model)
+        if not config.model.vllm_option("reasoning_parser_plugin"):  # vLLM refuses an unknown one in other words
+            _check_parser(REASONING_KEY, answer_formats(config.model).reasoning.parser, ReasoningParserManager)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
+        _check_drafts(vllm_config)
+        if arguments.tool_parser_plugin:
+            import_parsers("tool_parser_plugin", arguments.tool_parser_plugin)
+        _check_parser(TOOLS_KEY, arguments.tool_call_parser, ToolParserManager)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
         asyncio.run(_rehearse(vllm_config, arguments))
         return vllm_config, arguments
 
 
-def _check_parsers(model: ModelConfig) -> None:
-    """Import the operator's parsers, and refuse a name that vLLM does not know, with the nearest that it does.
+def _check_parser(key: str, parser: str | None, manager: Any) -> None:
+    """Refuse a parser that vLLM does not know, with the nearest that it does.
 
     Raises:
         ConfigError: there is no such parser.
     """
-    formats = answer_formats(model)
-    for key, plugin, parser, manager in (
-        (TOOLS_KEY, "tool_parser_plugin", formats.tools.parser, ToolParserManager),
-        (REASONING_KEY, "reasoning_parser_plugin", formats.reasoning.parser, ReasoningParserManager),
-    ):
-        if (file := model.vllm_option(plugin)) is not None:
-            import_parsers(plugin, file)
-        known = manager.list_registered()
-        if parser is not None and parser not in known:
-            others = f"{AUTO}, {NONE}, {', '.join(sorted(known))}"
-            raise ConfigError(f"[model.vllm] {key}", f"{parser!r} is not one of {others}{did_you_mean(parser, known)}")
+    known = manager.list_registered()
+    if parser is not None and parser not in known:
+        others = f"{AUTO}, {NONE}, {', '.join(sorted(known))}"
+        raise ConfigError(f"[model.vllm] {key}", f"{parser!r} is not one of {others}{did_you_mean(parser, known)}")
+
+
+def _check_drafts(vllm_config: VllmConfig) -> None:
+    """Refuse drafts where vLLM's CPU build writes other text with them, or ends at the first one.
+
+    Raises:
+        ConfigError: a model with states drafts on a CPU; of gated delta nets alone without a prefix cache it may.
+    """
+    model, drafts = vllm_config.model_config, vllm_config.speculative_config is not None
+    if not (drafts and model.has_inner_state and vllm_config.device_config.device_type == "cpu"):
+        return
+    if not hasattr(model.hf_text_config, "linear_num_key_heads"):
+        raise ConfigError(
+            "[model.vllm] speculative_config", "on a CPU vLLM writes other text with drafts: leave it out"
+        )
+    if vllm_config.cache_config.enable_prefix_caching:
+        why = "on a CPU a model with states drafts only with enable_prefix_caching = false"
+        raise ConfigError("[model.vllm] speculative_config", why)
 
 
 def moves_of(vllm_config: VllmConfig) -> str:

@@ -25,6 +25,7 @@ import msgspec
 import psutil
 from setproctitle import setproctitle
 
+from melld.engine.image_library import make_importable
 from melld.engine.wire import spec as wire
 from melld.engine.worker.start import die_with_parent, vital
 
@@ -88,6 +89,7 @@ def parts_of(device_kind: str) -> tuple[str, ...]:
 
 def preload(device_kind: str, part_done: Callable[[], None] = lambda: None) -> None:
     """Import what workers need, without a CUDA context and without a thread."""
+    make_importable()
     for name in parts_of(device_kind):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -145,6 +147,7 @@ def begin(program: wire.Program, spec_bytes: bytes, descriptor: int) -> None:
     """Become `program`, in a child.  `descriptor`: its end of its wire."""
     spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
     os.environ.update(spec.environment)
+    make_importable()
     importlib.import_module(f"melld.engine.worker.{program}").main(spec, socket.socket(fileno=descriptor))
 
 

@@ -51,6 +51,7 @@ from vllm.reasoning.identity_reasoning_parser import IdentityReasoningParser
 @ReasoningParserManager.register_module("ours")
 class Ours(IdentityReasoningParser): ...
 """
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 TOOLS = {"enable_auto_tool_choice": True}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TOOLS, "tool_call_parser": "llama3_json", "max_model_len": 512}, "tool_call_parser", "<|python_tag|>"),
@@ -97,6 +98,7 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     make_hearing_model(wrong / "hears")
     remembers(wrong / "remembers")
     cases += [(str(wrong / name), {}) for name in ("hears", "remembers")]
+    cases += [(str(wrong / "remembers"), {"speculative_config": NGRAMS})]
     done = run_python(
         *("-c", SCRIPT),
         input="".join(f"{json.dumps(case)}\n" for case in cases),
@@ -135,12 +137,17 @@ def test_parsers_of_the_operators_own_are_known(told: list[list[str]], demo_mode
 
 def test_a_model_that_hears_is_prepared(told: list[list[str]]) -> None:
     """It has an encoder and a decoder, and no chat."""
-    assert told[-3] == ["served", "hears", "hears", "tokens, not KV (an encoder's output)"]
+    assert told[-4] == ["served", "hears", "hears", "tokens, not KV (an encoder's output)"]
 
 
 def test_a_model_with_states_is_prepared(told: list[list[str]]) -> None:
     """Some of its layers keep a state instead of KV."""
-    assert told[-2] == ["served", "remembers", "remembers", "KV with state, 39.3 KB + 1.02 KB a token"]
+    assert told[-3] == ["served", "remembers", "remembers", "KV with state, 39.3 KB + 1.02 KB a token"]
+
+
+def test_drafts_for_states_on_a_cpu_are_refused(told: list[list[str]]) -> None:
+    """The text would be another: vLLM's kernels go on from the states of drafts that were not accepted."""
+    assert told[-2] == ["[model.vllm] speculative_config", "on a CPU vLLM writes other text with drafts: leave it out"]
 
 
 def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:

@@ -36,6 +36,8 @@ class CpuWeights:
             return "only a worker with one device can let go of its weights"
         if not config.model_config.enforce_eager:
             return "compiled graphs keep the addresses of its weights"
+        if config.model_config.is_moe:
+            return "its experts, packed for the CPU, are not what they were when they are read again"
         if config.lora_config is not None or config.speculative_config is not None:
             return "it has adapters, or a drafter"
         if config.model_config.quantization is not None or config.load_config.load_format not in FORMATS:

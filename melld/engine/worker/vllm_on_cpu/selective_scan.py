@@ -23,7 +23,7 @@ def update_states(
     **_: object,
 ) -> None:
     """Take the next token [sequences, dim] of each sequence; stands for vLLM's `selective_state_update`."""
-    slots = state_batch_indices.long()
+    slots = state_batch_indices.reshape(len(x), -1)[:, 0].long()  # of one column, or of none
     steps = dt.float() if dt_bias is None else dt.float() + dt_bias
     if dt_softplus:
         steps = steps.clamp(min=0.0) + (-steps.abs()).exp().log1p()

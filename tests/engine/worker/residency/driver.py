@@ -406,6 +406,15 @@ class Worker:
             )
             blocks[free] = torch.full(shape, spoilt, dtype=torch.uint8)
 
+    def doze_and_wake(self) -> None:
+        """Let go of the weights, and read them again, where a worker does."""
+        from melld.engine.worker.residency.weights import weights_of
+
+        weights = weights_of(self.engine)
+        if not weights.refusal:
+            weights.drop()
+            weights.restore()
+
     def use_up(self) -> None:
         """Take all free blocks, as others do where memory is short."""
         self.taken = self.residency.borrow_scratch(self.engine.scheduler.kv_cache_manager.block_pool.num_gpu_blocks)

@@ -80,6 +80,13 @@ def test_what_the_page_calls_impossible_on_cpus_is_so(model_of: Callable[[str], 
         Pair(*workers).unmoved(LONG)
 
 
+def test_it_says_the_same_once_its_weights_were_read_again(pair: Pair) -> None:
+    """Whoever wakes an idle model gets its text, or it never let go of its weights."""
+    expected = pair.unmoved(LONG)
+    pair.here("doze_and_wake")
+    assert pair.finish(pair.start(LONG)) == [expected]
+
+
 def say_the_same(answer: Any, unmoved: Any) -> bool:
     """Whether they are equal but for rounding: some layers compute a prompt by other sums than single tokens."""
     return (
