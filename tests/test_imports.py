@@ -33,7 +33,8 @@ P  simulator.*
 P  engine.wire.*
 P  engine.frontend.schema  engine.frontend.judge_queue
 W  migrate.transports.*
-W  engine.arena_file  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments  engine.layers
+W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.arguments
+W  engine.layers
 W  engine.worker.*
 D  decisions.file
 D  log_lines  output  demo_model  kvstore.*  control.*  daemon.systemd

@@ -63,7 +63,7 @@ def test_an_environment_that_could_not_be_made_is_made_anew(tmp_path: Path) -> N
     """Debian's Python fails half way until python3-venv is installed: then the same command works."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "locks").mkdir()
-    for name in ("pyproject.toml", "locks/cpu.txt", "locks/torch-cpu.txt", "python"):
+    for name in ("pyproject.toml", "locks/cpu.txt", "locks/torch-cpu.txt", "locks/vision.txt", "python"):
         (tmp_path / name).write_text(FAILING)
     (tmp_path / "python").chmod(0o755)
     words = ("make", "setup", "BUILD=cpu", "PYTHON=./python")

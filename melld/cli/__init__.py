@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from melld import __version__
+from melld.engine.image_library import make_importable
 from melld.nearest import did_you_mean
 
 DONE, FAILED, BAD_USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args(words[1:])
         if unknown:
             parser.error(f"unknown: {' '.join(unknown)}{_flag_near(unknown[0], parser)}")
+        make_importable()
         _encode_output(json=getattr(arguments, "json", False))
         code = int(module.run(arguments))
         sys.stdout.flush()

@@ -231,6 +231,14 @@ def test_an_entry_is_told_what_it_lacks_or_may_be(strict: DaemonProcess) -> None
         assert answer.json()["error"]["message"] == said
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/score", "/classify", "/pooling"])
+def test_a_model_that_writes_says_how_another_would_embed(strict: DaemonProcess, path: str) -> None:
+    """One line says what to do instead."""
+    said = request(strict.url, "POST", path, {"model": MODEL, "input": "x"}).json()["error"]["message"]
+    assert "runner = 'pooling'" in said
+    assert CHAT in said
+
+
 NOT_BEFORE_A_TOKEN = ("stream_options-without-stream", "nothing-allowed", "prompt_logprobs-all")
 STREAMED = [row for row in [*PARAMETERS, *SCHEMAS] if row.path == CHAT and row.name not in NOT_BEFORE_A_TOKEN]
 

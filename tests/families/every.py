@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.families.family import Family, make_family
 from tests.families.heads import HEADS
+from tests.families.images import IMAGES
 from tests.families.poolers import POOLERS
 from tests.families.texts import TEXTS
 
@@ -19,4 +20,4 @@ WITHOUT_CPU = {
 
 def make_model_of(name: str, directory: Path) -> None:
     """Write the tiny model of the family of this name into `directory`."""
-    make_family(FAMILIES[name], directory)
+    make_family((FAMILIES | IMAGES)[name], directory)

@@ -1,26 +1,49 @@
 """Images in real requests: any worker computes them, and they go along wherever their request goes."""
 
+import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ARGUMENTS, CPU_ENVIRONMENT
 from tests.api.http_client import CHAT, request
+from tests.families.images import IMAGES
+from tests.forked import run_python
 from tests.migrate.live import Operator, Stream, linked_workers
 from tests.serve.daemon_process import DaemonProcess
 from tests.vision_model import make_vision_model, picture
 from tests.worker_faults import slowed
 
+PLAIN = """
+import json, sys
+from vllm import LLM, SamplingParams
+model, options, messages, tokens = json.loads(sys.argv[1])
+engine = LLM(model, kv_cache_memory_bytes=32 << 20, **options)
+parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+(answer,) = engine.chat(messages, parameters, use_tqdm=False)
+print("TOLD", json.dumps(answer.outputs[0].text))
+"""
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """Two workers of a model that sees."""
+
+@pytest.fixture(scope="module", params=["idefics3", *(pytest.param(name, marks=pytest.mark.long) for name in IMAGES)])
+def seeing(model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+    """A model that sees."""
+    if request.param in IMAGES:
+        return model_of(request.param)
     model = tmp_path_factory.mktemp("models") / "vision"
     make_vision_model(model)
-    with linked_workers(model) as process:
+    return model
+
+
+@pytest.fixture(scope="module")
+def daemon(seeing: Path) -> Iterator[DaemonProcess]:
+    """Two workers of it."""
+    with linked_workers(seeing) as process:
         yield process
 
 
@@ -74,6 +97,18 @@ def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, oper
         os.kill(pid, signal.SIGKILL)
     assert stream.result() == unmoved
     assert unmoved.error is None
+
+
+@pytest.mark.long
+def test_it_answers_as_plain_vllm_does(daemon: DaemonProcess, seeing: Path) -> None:
+    """What stands between a client and vLLM changes nothing."""
+    asked = about(picture(5))
+    given = str(seeing), CPU_ARGUMENTS | {"max_model_len": 2048}, asked["messages"], asked["max_tokens"]
+    plain = run_python(
+        *("-c", PLAIN, json.dumps(given)), env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT, timeout=170
+    )
+    (told,) = [line.removeprefix("TOLD ") for line in plain.stdout.splitlines() if line.startswith("TOLD ")]
+    assert Stream(daemon, asked).result().choices[0].text == json.loads(told), plain.stderr[-2000:]
 
 
 def test_an_image_cannot_be_fetched_from_inside(daemon: DaemonProcess) -> None:

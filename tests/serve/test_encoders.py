@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from melld.demo_model import VOCABULARY, make_demo_model
 from tests.api.http_client import CHAT, COMPLETIONS, request
 from tests.migrate.live import PATIENCE_S, Operator
 from tests.serve.daemon_process import DaemonProcess
@@ -35,10 +36,14 @@ def operator(daemon: DaemonProcess) -> Operator:
     return Operator(daemon)
 
 
-def embed(daemon: DaemonProcess, texts: list[list[int]]) -> Any:
-    answered = request(daemon.url, "POST", EMBEDDINGS, {"model": "demo", "input": texts})
+def ask(daemon: DaemonProcess, path: str, model: str, texts: list[list[int]]) -> list[Any]:
+    answered = request(daemon.url, "POST", path, {"model": model, "input": texts})
     assert answered.status == 200, answered.body
-    return np.array([one["embedding"] for one in answered.json()["data"]])
+    return list(answered.json()["data"])
+
+
+def embed(daemon: DaemonProcess, texts: list[list[int]]) -> Any:
+    return np.array([one["embedding"] for one in ask(daemon, EMBEDDINGS, "demo", texts)])
 
 
 class Call(threading.Thread):
@@ -134,3 +139,76 @@ def test_what_it_cannot_do_is_refused_with_what_it_can(daemon: DaemonProcess, pa
     assert "does not support" in said
     assert EMBEDDINGS in said
     assert "\n" not in said
+
+
+EMBED = ("bert", "bge_m3", "nomic", "modernbert")
+CLASSIFY = ("bert_reranker", "bge_reranker", "modernbert_reranker", "bert_tagger")
+
+
+@pytest.fixture(scope="module")
+def several(model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """All families, on one device."""
+    config = tmp_path_factory.mktemp("encoders") / "melld.toml"
+    models = [
+        f'{{path = "{model_of(name)}", name = "{name}", vllm = {{runner = "pooling"}}}}' for name in EMBED + CLASSIFY
+    ]
+    config.write_text(f'models = [{", ".join(models)}]\n[devices]\ncpu = {{count = 1, memory_bytes = "4GiB"}}\n')
+    with DaemonProcess(None, "--config", str(config)) as process:
+        yield process.wait_ready()
+
+
+def reference(model_of: Callable[[str], Path], name: str, text: list[int]) -> Any:
+    """What transformers compute of it."""
+    import torch
+    import transformers
+
+    directory = model_of(name)
+    (kind,) = json.loads((directory / "config.json").read_text())["architectures"]
+    model = getattr(transformers, kind).from_pretrained(directory).eval()
+    with torch.no_grad():
+        return model(torch.tensor([text]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EMBED)
+def test_every_family_embeds_as_transformers_do(
+    several: DaemonProcess, model_of: Callable[[str], Path], name: str
+) -> None:
+    """By the first token, or by the mean of all, as the family has it."""
+    states = reference(model_of, name, TEXTS[3]).last_hidden_state[0].numpy()
+    (found,) = ask(several, EMBEDDINGS, name, [TEXTS[3]])
+    by_family = [pooled / np.linalg.norm(pooled) for pooled in (states[0], states.mean(0))]
+    assert any(np.allclose(found["embedding"], pooled, atol=1e-5) for pooled in by_family)
+    assert not np.allclose(*by_family, atol=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CLASSIFY)
+def test_every_family_classifies_as_transformers_do(
+    several: DaemonProcess, model_of: Callable[[str], Path], name: str
+) -> None:
+    """A reranker's one class is its score; a tagger classifies each token."""
+    logits = reference(model_of, name, TEXTS[3]).logits[0].numpy()
+    if name == "bert_tagger":
+        (found,) = ask(several, "/pooling", name, [TEXTS[3]])
+        scores, expected = np.array(found["data"]), np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    else:
+        (found,) = ask(several, "/classify", name, [TEXTS[3]])
+        scores, expected = np.array(found["probs"]), 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+@pytest.mark.long
+def test_an_encoder_that_sees_is_served(tmp_path: Path) -> None:
+    """A SigLIP keeps no KV either; here it reads."""
+    make_demo_model(tmp_path)
+    sides = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"architectures": ["SiglipModel"], "model_type": "siglip", "vision_config": sides | {"image_size": 56}}
+    config["text_config"] = sides | {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "SiglipImageProcessor"}')
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "SiglipProcessor"}')
+    with DaemonProcess(tmp_path, "--device", "cpu:1", "--load-format", "dummy") as process:
+        (vector,) = embed(process.wait_ready(), [[7, 8, 9]])
+        assert len(vector) == 64
+        assert [worker["capacity_bytes"] for worker in process.status()["workers"]] == [None]

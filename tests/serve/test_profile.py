@@ -1,11 +1,15 @@
 """`melld profile` on a real daemon: real copies and real steps, and users first."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from melld.cli import main
+from tests.audio_model import make_hearing_model
+from tests.families.every import FAMILIES
+from tests.listening_model import make_listening_model
 from tests.migrate.live import Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
@@ -55,6 +59,26 @@ def test_a_slow_link_is_measured_as_slow(demo_model: Path) -> None:
     ]
     assert len(rates) == 2
     assert all(256 << 10 < rate < 1 << 20 for rate in rates), rates
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["hearing", "listening", "qwen3_vl", "gemma4_vision", "granite4_h", "deepseek_v3"])
+def test_a_model_of_any_kind_outlives_its_measurement(
+    kind: str, model_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The first quiet moment ends no worker, whatever the model reads and keeps."""
+    makers = {"hearing": make_hearing_model, "listening": make_listening_model}
+    model = tmp_path / kind if kind in makers else model_of(kind)
+    if kind in makers:
+        makers[kind](model)
+    options = FAMILIES[kind].options if kind in FAMILIES else {}
+    flags = [word for name, value in options.items() for word in ("--set", f"model.vllm.{name}={json.dumps(value)}")]
+    with DaemonProcess(model, "--device", "cpu:2", "--set", "idle.sleep_after_s=inf", *flags) as process:
+        before = process.wait_ready().status()["workers"]
+        done = process.melld("profile", "--json")
+        assert done.returncode == 0, done.stderr
+        assert [worker["pid"] for worker in process.status()["workers"]] == [worker["pid"] for worker in before]
+        assert json.loads(done.stdout)["boundaries"]["prefill"], done.stdout
 
 
 def test_without_a_daemon_there_is_nothing_to_measure(tmp_path: object) -> None:

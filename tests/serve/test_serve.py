@@ -16,7 +16,6 @@ import openai
 import pytest
 
 from melld.daemon.preflight import WHAT_A_MODEL_IS
-from melld.demo_model import VOCABULARY, make_demo_model
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import forget_heard, hear_until, manager_at
@@ -206,19 +205,6 @@ class TestEnds:
         with DaemonProcess(tmp_path, "--device", "cpu:1") as process:
             assert process.wait_end(150.0) == 1
         assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 could not start: ")
-
-    def test_an_encoder_alone_ends_it_with_its_reason(self, tmp_path: Path) -> None:
-        """A SigLIP: only its worker finds that it keeps no KV, as vLLM calls models encoders that keep some."""
-        make_demo_model(tmp_path)
-        sides = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-        config = {"architectures": ["SiglipModel"], "model_type": "siglip", "vision_config": sides | {"image_size": 56}}
-        config["text_config"] = sides | {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "SiglipImageProcessor"}')
-        (tmp_path / "processor_config.json").write_text('{"processor_class": "SiglipProcessor"}')
-        with DaemonProcess(tmp_path, "--device", "cpu:1", "--load-format", "dummy") as process:
-            assert process.wait_end(150.0) == 1
-        assert "could not start: ValueError: an encoder alone, as BERT is, keeps no KV" in process.lines[-1]
 
     def test_a_taken_port_is_told_at_once(self, demo_model: Path) -> None:
         """Two daemons do not fight over a port."""

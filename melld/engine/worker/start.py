@@ -184,9 +184,10 @@ def ready_of(
     """Return the message that tells the daemon that the worker is ready."""
     from melld.engine.worker.residency.block_tables import total_blocks_of
 
+    geometry = _geometry_of(engine, shared)
     return wire.WorkerReady(
         total_blocks=total_blocks_of(engine.scheduler),
-        geometry=_geometry_of(engine, shared),
+        geometry=geometry,
         kv_handle=shared.handle,
         kv_failure=shared.failure,
         far_kv_handle=shared.agent.handle if shared.agent is not None else b"",
@@ -194,7 +195,7 @@ def ready_of(
         arena_failure=arena_failure,
         resident_bytes=resident_bytes(engine),
         max_requests=engine.scheduler.max_num_active_reqs,
-        caches_prefixes=bool(engine.vllm_config.cache_config.enable_prefix_caching),
+        caches_prefixes=geometry.keeps_kv and bool(engine.vllm_config.cache_config.enable_prefix_caching),
         supported_tasks=list(engine.get_supported_tasks()),
         moves=_moves_of(engine, shared),
         load_s=load_s,

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
+from melld.engine.image_library import make_importable
 from melld.engine.wire import spec as wire
 from melld.engine.worker.start import die_with_parent, vital
 
@@ -79,6 +80,7 @@ def main(descriptor: int, daemon_pid: int, device_kind: str) -> None:
 
 def preload(device_kind: str) -> None:
     """Import what workers need, without a CUDA context and without a thread."""
+    make_importable()
     for name in (*IMPORTS, *IMPORTS_OF_KIND[device_kind]):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -135,6 +137,7 @@ def begin(program: wire.Program, spec_bytes: bytes, descriptor: int) -> None:
     """Become `program`, in a child.  `descriptor`: its end of its wire."""
     spec = msgspec.msgpack.decode(spec_bytes, type=wire.WorkerSpec)
     os.environ.update(spec.environment)
+    make_importable()
     importlib.import_module(f"melld.engine.worker.{program}").main(spec, socket.socket(fileno=descriptor))
 
 
