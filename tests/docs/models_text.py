@@ -18,6 +18,7 @@ from tests.docs.architectures import (
     architectures,
 )
 from tests.families.every import FAMILIES, WITHOUT_CPU
+from tests.families.images import IMAGES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 INTRODUCTION = """\
@@ -54,8 +55,8 @@ class Row(NamedTuple):
 
 ROWS = (
     Row("Qwen3.5, Qwen3.6", ("qwen3_5", "qwen3_5_moe"), (FULL, STATE)),
-    Row("Gemma 4", ("gemma4", "gemma4_e"), (FULL, WINDOWS)),
-    Row("Qwen3-VL", (), (FULL,), ("Qwen3VLForConditionalGeneration",)),
+    Row("Gemma 4", ("gemma4", "gemma4_e", "gemma4_vision"), (FULL, WINDOWS)),
+    Row("Qwen3-VL", ("qwen3_vl",), (FULL,)),
     Row("gpt-oss", ("gpt_oss",), (FULL, WINDOWS)),
     Row("Qwen3, Qwen3-Coder", ("qwen3", "qwen3_moe"), (FULL,)),
     Row("nomic, bge, mxbai, ModernBERT", ("nomic", "bge_m3", "bge_reranker", "bert", "modernbert"), ()),
@@ -63,7 +64,7 @@ ROWS = (
     Row("Llama 3", ("llama3",), (FULL,)),
     Row("Gemma 3", ("gemma3",), (FULL, WINDOWS)),
     Row("GLM-4.7-Flash", ("glm4_moe_lite",), (LATENT,)),
-    Row("Ministral 3, Devstral 2", ("ministral3",), (FULL,)),
+    Row("Ministral 3, Devstral 2", ("ministral3", "pixtral"), (FULL,)),
     Row("Nemotron 3 Nano, Nemotron-H", ("nemotron_h", "nemotron_h_moe"), (FULL, STATE)),
     Row("DeepSeek V3", ("deepseek_v3",), (LATENT,)),
     Row("Qwen3-Next, Qwen3-Coder-Next", ("qwen3_next",), (FULL, STATE)),
@@ -94,7 +95,7 @@ def models_text() -> str:
 
 
 def _row(row: Row) -> str:
-    families = [FAMILIES[name] for name in row.models]
+    families = [(FAMILIES | IMAGES)[name] for name in row.models]
     classes = ", ".join(dict.fromkeys([*(family.model for family in families), *row.classes]))
     pools = bool(families) and all("runner" in family.options for family in families)
     ways = ("stay", "stay") if pools else _ways(row.keeps)
