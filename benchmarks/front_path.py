@@ -215,11 +215,11 @@ def measure_costless(streams_each: list[int]) -> list[list[str]]:
             "idle.sleep_after_s=inf",
         )
         for each in streams_each:
-            for word in ("at once", "--whole"):
-                program = ("-m", "benchmarks.costless", *([word] if word == "--whole" else []))
+            for way, words in (("written at once", ()), ("made by vLLM", ("--whole",))):
+                program = ("-m", "benchmarks.costless", *words)
                 with DaemonProcess(Path(name) / "demo", *flags, genuine=True, program=program) as daemon:
                     url = daemon.wait_ready().url
-                    rows.append([f"{WORKERS} x {each}", word, *rate(Server(url, daemon.process.pid), WORKERS * each)])
+                    rows.append([f"{WORKERS} x {each}", way, *rate(Server(url, daemon.process.pid), WORKERS * each)])
                     print(*rows[-1], sep=" | ", flush=True)
     return rows
 

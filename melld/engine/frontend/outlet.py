@@ -81,7 +81,7 @@ class Outlet:
         `outlets`: where the output handler looks for it, by the request's id.
         """
         if self._queue is not None:
-            self.shut()
+            self.close()
         elif state is not None and queue.aggregate and _is_plain(state):
             self._state, self._make_output = state, state.make_request_output
             self._outlets = outlets
@@ -90,7 +90,7 @@ class Outlet:
                 outlets[state.request_id] = self
         self._queue = queue
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Leave the rest of the stream to vLLM."""
         self._is_open = False
         if self._state is not None:
@@ -117,22 +117,22 @@ class Outlet:
     async def through(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yield the outputs of a request as the serving class is to see them."""
         async with contextlib.aclosing(outputs):
-            while True:
-                self._is_open = self._may_open()
-                try:
-                    output = await anext(outputs, None)
-                finally:
-                    self._is_open = False
-                if output is None:
-                    self.shut()
-                    return
-                for piece in self._pieces(output):
-                    self._events.clear()
-                    self._message = _UNHEARD
-                    yield piece
-                    self._answers.clear()
-                    if not self._catches_up:
-                        self._learn(piece.outputs[0].text)
+            with contextlib.closing(self):
+                while (output := await self._next(outputs)) is not None:
+                    for piece in self._pieces(output):
+                        self._events.clear()
+                        self._message = _UNHEARD
+                        yield piece
+                        self._answers.clear()
+                        if not self._catches_up:
+                            self._learn(piece.outputs[0].text)
+
+    async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
+        self._is_open = self._may_open()
+        try:
+            return await anext(outputs, None)
+        finally:
+            self._is_open = False
 
     # -- joined to the stream --------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Outlet:
             yield
         finally:
             self._sink = self._parse = None
-            self.shut()
+            self.close()
             while self._parsers:
                 del self._parsers.pop().parse_delta  # which would keep it for the garbage collector
 
