@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from melld.demo_model import make_demo_model
+from tests.families.every import FAMILIES, make_model_of
 from tests.migrate.chaos import History, orphans
 from tests.migrate.live import Bench, Operator
 from tests.migrate.matrix import HAND_OVERS, MATRIX, suffer
@@ -28,6 +29,7 @@ LOSSES = (*MATRIX, *HAND_OVERS)
 def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Play a random history; return what happened, and what should not have."""
     played = History(daemon, faults, asked.seed, asked.harm_every_s)
+    played.rounding = asked.rounding
     played.play(asked.requests, asked.clients, asked.seconds)
     counted = [line for line in daemon.get("/metrics").splitlines() if line.startswith("melld_migrations_total")]
     back_s = sorted(played.back_s)
@@ -73,6 +75,8 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--family", choices=sorted(FAMILIES), help="a tiny model of this family, not the demo model")
+    parser.add_argument("--rounding", type=float, default=0.0, help="how far log-probabilities may differ")
     parser.add_argument("--policy", default="mell-plus", help="its own moves come on top")
     parser.add_argument("--harm-every-s", type=float, default=3.0)
     parser.add_argument("--matrix", action="store_true", help="every loss at every step, on two workers")
@@ -81,7 +85,10 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model, faults = Path(directory) / "model", Path(directory) / "faults"
-        make_demo_model(model)
+        if asked.family is None:
+            make_demo_model(model)
+        else:
+            make_model_of(asked.family, model)
         faults.mkdir()
         workers, policy = (2, "most-free") if asked.matrix else (asked.workers, asked.policy)
         flags = ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB", "--set", f'scheduler.policy="{policy}"']

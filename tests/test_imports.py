@@ -34,6 +34,7 @@ P  engine.wire.*  engine.answer_formats
 P  engine.frontend.schema  engine.frontend.judge_queue  engine.frontend.moulds
 W  migrate.transports.*
 W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.model_files
+W  engine.hub
 W  engine.arguments
 W  engine.layers
 W  engine.worker.*

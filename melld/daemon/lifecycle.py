@@ -31,6 +31,7 @@ from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_su
 from melld.daemon.watch import Condition
 from melld.daemon.wiring import let_devices, make_parts, prepare_frontends
 from melld.engine.fleet.place import Place
+from melld.engine.hub import check_hub
 from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
@@ -100,7 +101,7 @@ class Daemon:
         control = open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
         stack.callback(control.close)
         for model in config.served:
-            self._condition.warnings += preflight.check_hub(model.path)
+            self._condition.warnings += check_hub(model.path)
         for remark in self.settings.remarks():
             log.warning("%s", remark)
             self._condition.warnings.append(remark)

@@ -1,6 +1,7 @@
 """Reads what a model's files say of its answers, and returns the options of vLLM that follow.
 
-Reads files of the model's directory, or of its copy from the Hugging Face Hub.  Never imports vLLM or transformers.
+Reads files of the model's directory, or of its copy from the Hugging Face Hub.  Never imports vLLM or transformers, and
+never uses the network.
 """
 
 import functools
@@ -14,7 +15,11 @@ from melld.engine.answer_formats import AUTO, NONE, Choice, ModelFacts, reasonin
 
 TOOLS_KEY, REASONING_KEY, ENABLE_KEY = "tool_call_parser", "reasoning_parser", "enable_auto_tool_choice"
 TEMPLATE_KEY = "chat_template"
-HUB_PATIENCE_S = 5.0
+FILES = (
+    *("config.json", "tokenizer_config.json", "tokenizer.json", "added_tokens.json", "tekken.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+"""Files that say what a model's answers look like; `check_hub` downloads them before anything slow."""
 OPERATOR = "[model.vllm]"
 SWITCHED_OFF = Choice(by=f"switched off by {OPERATOR}")
 
@@ -117,18 +122,15 @@ def _read(path: str, name: str) -> str:
 
 
 def _from_hub(path: str, name: str) -> Path | None:
-    """Return the copy of a file on the Hugging Face Hub, downloaded if need be, as vLLM downloads it afterwards."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    """Return the copy of a file that was downloaded from the Hugging Face Hub; never ask the hub itself."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    repository = path.partition(":")[0]
     try:
-        cached = try_to_load_from_cache(repository, name)
-        return Path(
-            cached if isinstance(cached, str) else hf_hub_download(repository, name, etag_timeout=HUB_PATIENCE_S)
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+        cached = try_to_load_from_cache(path.partition(":")[0], name)
+    except HFValidationError:  # neither a directory nor a name: vLLM says so
         return None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _object(text: str) -> dict[str, Any]:

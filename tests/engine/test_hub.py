@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 UNREACHABLE = "http://127.0.0.1:9"
-LOOK = "import sys; from melld.daemon.preflight import check_hub; print(check_hub(sys.argv[1]))"
+LOOK = "import sys; from melld.engine.hub import check_hub; print(check_hub(sys.argv[1]))"
 LOOK += "; import huggingface_hub; print(huggingface_hub.constants.HF_HUB_OFFLINE)"
 
 
