@@ -1,15 +1,19 @@
 """Pages of other origins: those that the operator names may call the API; for all others it is as if there was none."""
 
 import contextlib
+import dataclasses
 import json
+import socket
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.answers import Refusal
+from melld.api.app import start_api
 from melld.api.connections.origins import answer_head, preflight_head
 from melld.api.connections.reach import check_sender_of_form
 from melld.config_server import ServerConfig
@@ -17,6 +21,7 @@ from melld.config_text import parse_config
 from melld.config_values import origin_in
 from melld.errors import ConfigError
 from tests.api.browser import Tab, browser_tab
+from tests.api.contexts import context_of
 from tests.api.http_client import API_KEY, CHAT, PAGE_ORIGIN, chat, request
 from tests.serve.daemon_process import DaemonProcess
 
@@ -77,9 +82,25 @@ def test_a_page_that_is_not_allowed_gets_no_preflight(strict: DaemonProcess, dae
         assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
-def test_what_answers_while_full_or_draining_can_be_read_too() -> None:
-    """Every head is made in one place: a refusal has the same headers, and when to try again may be read."""
-    assert "retry-after" in answer_head(FROM_PAGE, ONE)["Access-Control-Expose-Headers"]
+async def test_a_page_learns_when_to_try_again() -> None:
+    """A daemon that is full or draining says so to pages as to others; a preflight costs no place."""
+    config = ServerConfig(allowed_origins=(PAGE_ORIGIN,), max_concurrent_requests=1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}{CHAT}"
+    async with (
+        start_api(dataclasses.replace(context_of([]), config=lambda: config), [listener]) as admission,
+        httpx.AsyncClient() as client,
+    ):
+        with admission.call():
+            full = await client.post(url, json=chat(), headers=FROM_PAGE)
+        admission.begin_drain()
+        closed = await client.post(url, json=chat(), headers=FROM_PAGE)
+        asked = await client.options(url, headers=PREFLIGHT)
+    assert [answer.status_code for answer in (full, closed, asked)] == [429, 503, 204]
+    for answer in (full, closed):
+        assert answer.headers["access-control-allow-origin"] == PAGE_ORIGIN
+        assert answer.headers["retry-after"]
+        assert "retry-after" in answer.headers["access-control-expose-headers"]
 
 
 def test_the_operators_lists_are_what_a_browser_is_told() -> None:
