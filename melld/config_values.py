@@ -17,15 +17,15 @@ MOST_PRIORITY = 100
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": MIB, "GIB": 1 << 30}
 
 LARGEST_PORT = 65535
-APPS = "app", "capacitor", "chrome-extension", "ionic", "moz-extension", "safari-web-extension", "tauri"
-ORIGIN_SCHEMES = {"http": "80", "https": "443"} | dict.fromkeys((*APPS, "vscode-file", "vscode-webview"), "")
-"""Schemes of web pages, and of apps and extensions that are pages, with their default ports."""
 Port = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_PORT)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
+_APPS = "app capacitor chrome-extension ionic moz-extension safari-web-extension tauri vscode-file vscode-webview"
+ORIGIN_SCHEMES = {"http": "80", "https": "443"} | dict.fromkeys(_APPS.split(), "")
+"""Schemes of web pages, with their default ports, and of apps and extensions that are made of pages."""
 DIGEST = "sha256:<64 hex digits>"
 SECRET = {"secret": True}
 """Marks a key whose value never appears in an error: it may be an API key."""
@@ -44,7 +44,7 @@ def is_address(text: str) -> bool:
 def origin_in(url: str) -> str | None:
     """Return the origin of a URL as browsers send it; None if it has none that a page can have."""
     match = re.match(r"(\w[\w+.-]*)://([\w.-]+|\[[\d:a-f]+\])(?::(\d{1,5}))?(?![^/?#])", url.lower(), re.ASCII)
-    if match is None or match[1] not in ORIGIN_SCHEMES:
+    if match is None or match[1] not in ORIGIN_SCHEMES or int(match[3] or 0) > LARGEST_PORT:
         return None
     is_default = match[3] in (None, ORIGIN_SCHEMES[match[1]])
     return f"{match[1]}://{match[2]}" + ("" if is_default else f":{match[3]}")

@@ -104,6 +104,13 @@ def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> 
     service.configuration.write_text("[server]\nprt = 1\n")
     reload(service)
     assert "unknown key `prt`" in service.daemon.status()["warnings"][0]
+    for origin in ("https://a.example", "https://b.example/"):  # the second is none
+        service.configuration.write_text(f'[server]\nallowed_origins = ["{origin}"]\n')
+        reload(service)
+    url = f"http://127.0.0.1:{service.api.getsockname()[1]}"
+    answer = request(url, "GET", "/v1/models", None, {"Origin": "https://a.example"})
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://a.example")
+    assert 'such as "https://b.example", not' in service.daemon.status()["warnings"][0]
     assert ask(socket.create_connection(service.api.getsockname()), "second-key").startswith("HTTP/1.1 200")
 
 

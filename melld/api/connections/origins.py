@@ -41,8 +41,9 @@ def preflight_head(method: str, headers: Mapping[str, str], config: ServerConfig
         return None
     methods = METHODS if ANY in config.allowed_methods else config.allowed_methods
     allowed = ", ".join(("Content-Type", *config.allowed_headers))  # without that one no call could send JSON
-    if ANY in config.allowed_headers:  # which would not stand for Authorization
-        allowed = headers.get("Access-Control-Request-Headers", "")
+    if ANY in config.allowed_headers:  # to browsers it would not stand for Authorization
+        asked = headers.get("Access-Control-Request-Headers", "")
+        allowed = asked if asked.isascii() and asked.isprintable() else ""
     return {
         "Access-Control-Allow-Methods": ", ".join(methods),
         "Access-Control-Allow-Headers": allowed,
