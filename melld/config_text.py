@@ -112,7 +112,7 @@ def _check_keys(server: ServerConfig, where: str) -> None:
 def _check_origins(server: ServerConfig, where: str) -> None:
     for origin in server.allowed_origins:
         if origin != "*" and (meant := origin_in(origin)) != origin:
-            wants = f'"*", or what browsers send: a scheme ({", ".join(ORIGIN_SCHEMES)}) and a host, no path'
+            wants = f'"*" or origins: a scheme ({", ".join(ORIGIN_SCHEMES)}) and a host, no path'
             example = f'such as "{meant or "https://chat.example.org"}", not {json.dumps(origin)}'
             raise ConfigError(where, f"[server.allowed_origins] wants {wants}, {example}")
     if "*" in server.allowed_origins and server.allow_credentials:
