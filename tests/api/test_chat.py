@@ -27,6 +27,7 @@ async def say(tab: Tab, text: str) -> None:
         if await tab.evaluate("document.activeElement.id") == "chat-text":
             break
         await tab.press("Tab")
+    assert await tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     await tab.write(text)
     await tab.press("Enter")
 
@@ -74,6 +75,20 @@ async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> 
         assert await tab.evaluate("document.querySelector('.turn details').lastChild.data") == HOSTILE
         assert await tab.evaluate("turns.map((turn) => turn.content)") == [HOSTILE, HOSTILE]
         assert await tab.evaluate("document.querySelectorAll('main img').length") == 0
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+async def test_a_chat_fits_a_telephone_and_a_desk(tab: Tab, width: int) -> None:
+    """Nothing has to be scrolled sideways, and nobody else is asked for anything."""
+    async with served(STATUS, [chunk(1, content=300 * "long")]) as url:
+        await tab.screenshot(width, 844)
+        await tab.open(url)
+        await say(tab, 100 * "long")
+        await tab.wait_until(IS_DONE)
+        assert await tab.evaluate("document.documentElement.scrollWidth") == width
+        asked = await tab.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
+        assert [one for one in asked if not one.startswith(("data:", url))] == []
+        assert f"{url}v1/chat/completions" in asked
 
 
 async def test_an_error_is_shown_and_the_message_kept(tab: Tab) -> None:
