@@ -101,6 +101,7 @@ def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> 
     reload(service)
     service.daemon.wait_for("reloaded: API keys (1 added, 1 removed)")
     assert ask(socket.create_connection(service.api.getsockname()), "first-key").startswith("HTTP/1.1 401")
+    before = service.configuration.read_text()
     service.configuration.write_text("[server]\nprt = 1\n")
     reload(service)
     assert "unknown key `prt`" in service.daemon.status()["warnings"][0]
@@ -111,6 +112,8 @@ def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> 
     answer = request(url, "GET", "/v1/models", None, {"Origin": "https://a.example"})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://a.example")
     assert 'such as "https://b.example", not' in service.daemon.status()["warnings"][0]
+    service.configuration.write_text(before)
+    reload(service)
     assert ask(socket.create_connection(service.api.getsockname()), "second-key").startswith("HTTP/1.1 200")
 
 
