@@ -37,6 +37,14 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     ] = ()
     """Keys with names, as `[[server.clients]]`: `key` (such a digest), `name`, `priority` of requests that ask for
     none, `min_priority`."""
+    allowed_origins: Annotated[tuple[str, ...], msgspec.Meta(examples=[["https://chat.example.org"]])] = ()
+    """Origins whose web pages may call the API (CORS), or `["*"]` for all.  The page at `/` needs none."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """Methods that they may use."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Headers that they may send, beside `Content-Type`."""
+    allow_credentials: bool = False
+    """Let them send cookies, which a proxy before melld may ask for."""
     allow_remote_without_key: bool = False
     """Listen beyond loopback even without a key."""
     runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None

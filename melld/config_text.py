@@ -4,6 +4,7 @@ An unknown key or a bad value raises a `ConfigError` that says where; so do keys
 `melld.cli` reads the file and the environment.
 """
 
+import json
 import re
 import tomllib
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from melld.config import SERVED_MODEL_NAME, ClusterConfig, Config, CpuDevices, ModelConfig
 from melld.config_reading import read_tables
 from melld.config_server import ClientConfig, ServerConfig
-from melld.config_values import DIGEST, is_address
+from melld.config_values import DIGEST, ORIGIN_SCHEMES, is_address, origin_in
 from melld.errors import ConfigError
 
 SHORT_FORMS = {
@@ -108,6 +109,20 @@ def _check_keys(server: ServerConfig, where: str) -> None:
             raise ConfigError(where, f"[server.clients] {why}")
 
 
+def _check_origins(server: ServerConfig, where: str) -> None:
+    for origin in server.allowed_origins:
+        if origin != "*" and (meant := origin_in(origin)) != origin:
+            wants = f'"*" or origins: a scheme ({", ".join(ORIGIN_SCHEMES)}) and a host, no path'
+            example = f'such as "{meant or "https://chat.example.org"}", not {json.dumps(origin)}'
+            raise ConfigError(where, f"[server.allowed_origins] wants {wants}, {example}")
+    if "*" in server.allowed_origins and server.allow_credentials:
+        why = 'with "*" would let every page act for its reader: name the origins in allowed_origins'
+        raise ConfigError(where, f"[server.allow_credentials] {why}")
+    for key, names in (("allowed_methods", server.allowed_methods), ("allowed_headers", server.allowed_headers)):
+        if wrong := [name for name in names if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII)]:
+            raise ConfigError(where, f'[server.{key}] wants names, or all, such as "*", not {json.dumps(wrong[0])}')
+
+
 def _check_together(config: Config, where: str) -> None:
     _check_models(config.served, where)
     if config.devices.cuda is not None and config.devices.cpu is not None:
@@ -130,3 +145,4 @@ def _check_together(config: Config, where: str) -> None:
         )
     _ = config.devices.lent_bytes, config.migration.link_limit_bytes_per_s, config.idle.cached_bytes
     _check_keys(config.server, where)
+    _check_origins(config.server, where)

@@ -23,6 +23,9 @@ PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 PositiveMilliseconds = Annotated[float, msgspec.Meta(gt=0)]
+_APPS = "app capacitor chrome-extension ionic moz-extension safari-web-extension tauri vscode-file vscode-webview"
+ORIGIN_SCHEMES = {"http": "80", "https": "443"} | dict.fromkeys(_APPS.split(), "")
+"""Schemes of web pages, with their default ports, and of apps and extensions that are made of pages."""
 DIGEST = "sha256:<64 hex digits>"
 SECRET = {"secret": True}
 """Marks a key whose value never appears in an error: it may be an API key."""
@@ -36,6 +39,15 @@ def is_address(text: str) -> bool:
     """Return True for HOST:PORT."""
     match = re.fullmatch(r"[^/\s]+:(\d{1,5})", text)
     return match is not None and 0 < int(match[1]) <= LARGEST_PORT
+
+
+def origin_in(url: str) -> str | None:
+    """Return the origin of a URL as browsers send it; None if it has none that a page can have."""
+    match = re.match(r"(\w[\w+.-]*)://([\w.-]+|\[[\d:a-f]+\])(?::(\d{1,5}))?(?![^/?#])", url.lower(), re.ASCII)
+    if match is None or match[1] not in ORIGIN_SCHEMES or int(match[3] or 0) > LARGEST_PORT:
+        return None
+    is_default = match[3] in (None, ORIGIN_SCHEMES[match[1]])
+    return f"{match[1]}://{match[2]}" + ("" if is_default else f":{match[3]}")
 
 
 def parse_bytes(size: int | str, where: str) -> int:

@@ -124,7 +124,7 @@ class Api:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes an answer, too."""
-        exchange = Exchange(request)
+        exchange = Exchange(request, self._context.config())
         try:
             response = await self._answer(exchange)
         except asyncio.CancelledError:
@@ -141,12 +141,14 @@ class Api:
                     _log_bug(exchange, error, answer_to(error, exchange.parameters))
                 raise asyncio.CancelledError from error  # which vLLM's classes turn into an error of their own
             response = await self._fail(exchange, shutting_down() if self.admission.aborted else error)
-        exchange.name(response)
+        exchange.complete(response)
         self._counts.answered(exchange.route, response.status)
         return response
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         request = exchange.request
+        if (preflight := exchange.preflight()) is not None:
+            return preflight
         exchange.route, rest = route_of(request.path)
         call = CALLS.get(exchange.route)
         exchange.dialect = exchange.dialect if call is None else call.dialect
@@ -164,7 +166,7 @@ class Api:
         self.admission.check(exchange.client.name)
         config = self._context.config()
         if call.hears:
-            check_sender_of_form(request.headers)
+            check_sender_of_form(request.headers, config)
         body = await read_body(request, call.limits(config), FORM if call.hears else JSON)
         if call.hears:
             fields = await parse_form(request.headers["Content-Type"], body)

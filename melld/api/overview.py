@@ -1,7 +1,7 @@
-"""The page at `/`: one HTML file of the package, which shows what `/status` answers.
+"""The page at `/`: one HTML file, which shows what `/status` answers and has a chat to try.
 
-Owns the file and the headers that restrict it: only its own script and style run in it, and it calls only this daemon.
-The page holds nothing about the daemon, so it is served without a key; `/status` needs one.
+Owns its files, which become one, and the headers that restrict it: only its own script and style run in it, and it
+calls only this daemon.  The page holds nothing about the daemon, so it is served without a key; its calls need one.
 """
 
 import base64
@@ -16,8 +16,10 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 @functools.cache
 def overview_html() -> bytes:
-    """Return the page."""
-    return files("melld.api").joinpath("overview.html").read_bytes()
+    """Return the page, with the files that it names in comments."""
+    folder = files("melld.api")
+    page = folder.joinpath("overview.html").read_bytes()
+    return re.sub(rb"/\* (chat\.\w+) \*/\n", lambda name: folder.joinpath(name[1].decode()).read_bytes(), page)
 
 
 @functools.cache

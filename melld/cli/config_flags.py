@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from melld.cli.vllm_flags import PREFIX, add_vllm_flags, vllm_overrides
+from melld.cli.vllm_flags import add_vllm_flags, vllm_overrides
 from melld.config import Config, CpuDevices
 from melld.config_text import parse_config
 from melld.control.runtime_directory import SYSTEM_DIRECTORY, runtime_directory
@@ -161,7 +161,7 @@ def _overrides(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
         if value is not None:
             overrides[key], sources[key] = value, flag
     for key, value in vllm_overrides(arguments).items():
-        overrides[key], sources[key] = value, f"--{key.removeprefix(PREFIX).replace('_', '-')}"
+        overrides[key], sources[key] = value, f"--{key.rpartition('.')[2].replace('_', '-')}"
     if arguments.served_model_name is not None:
         if arguments.name is not None:
             raise ConfigError("--served-model-name", "does not go together with --name")

@@ -15,6 +15,8 @@ from melld.engine.vllm_options import option_kinds
 PREFIX = "model.vllm."
 TRANSLATED = frozenset({"model", "served_model_name", "host", "port", "api_key", "log_level"})
 """Options for which melld has flags of its own."""
+OF_SERVER = frozenset({"allow_credentials", "allowed_origins", "allowed_methods", "allowed_headers"})
+"""Options that are keys of `[server]`."""
 SHORT = {
     "tensor_parallel_size": "-tp",
     "pipeline_parallel_size": "-pp",
@@ -30,8 +32,9 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
         if name in TRANSLATED:
             continue
         words = [f"--{name.replace('_', '-')}", f"--{name}", *([SHORT[name]] if name in SHORT else [])]
+        table = "server." if name in OF_SERVER else PREFIX
         common: dict[str, Any] = {
-            "dest": PREFIX + name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS
+            "dest": table + name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS
         }  # fmt: skip
         parts = {part.strip() for part in annotation.strip("'").split("|")}
         if parts <= {"bool", "None"}:
@@ -46,7 +49,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 def vllm_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the values that these flags set, by dotted key."""
-    return {key: value for key, value in vars(arguments).items() if key.startswith(PREFIX)}
+    return {key: value for key, value in vars(arguments).items() if key.startswith((PREFIX, "server."))}
 
 
 class _Values(argparse.Action):

@@ -1,10 +1,13 @@
-"""Remembers why workers were woken or put to sleep, how long they were awake, and who was served as promised.
+"""Remembers why workers were woken or put to sleep, how long they were awake, and who was served what, and how.
 
 Owns the last reason of each worker, the sums of worker-seconds, the counts of requests whose first token came in time
-and whose pace was kept, and models of the workers' speed to judge them by.  Hears of every event and its commands.
+and whose pace was kept, models of the workers' speed to judge them by, and what each client has used.  Hears of every
+event and its commands.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from melld.ids import RequestId, WorkerId
@@ -13,6 +16,9 @@ from melld.scheduler.policies.slo.models import PromptModel, StepModel
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Worker
 from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
+
+OTHERS = "other"
+"""The one name of clients that the configuration does not name, so that metrics have few series."""
 
 
 class Attainment:
@@ -70,6 +76,45 @@ class Attainment:
         self.attained += in_time and in_pace
 
 
+@dataclasses.dataclass
+class Use:
+    """The sums of one client.  A prompt counts for each of its choices."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class ClientUse:
+    """The sums by the client's name; `names` returns those that the configuration has now."""
+
+    def __init__(self, names: Callable[[], Collection[str]]) -> None:
+        self.by_client: defaultdict[str, Use] = defaultdict(Use)
+        self._names = names
+        self._waiting: dict[RequestId, events.RequestArrived] = {}
+        self._begun: dict[RequestId, events.RequestArrived] = {}
+
+    def heard(self, event: events.AnyEvent, commands: Sequence[events.AnyCommand]) -> None:
+        """Take an event of the scheduler's and its commands: a request that no worker got counts for nobody."""
+        if isinstance(event, events.RequestArrived):
+            self._waiting[event.request] = event
+        for command in commands:
+            if isinstance(command, events.PlaceRequest) and command.request in self._waiting:
+                self._begun[command.request] = self._waiting.pop(command.request)
+            elif isinstance(command, events.ShedRequest | events.RefuseRequest):
+                self._waiting.pop(command.request, None)
+        if isinstance(event, events.RequestFinished):
+            self._waiting.pop(event.request, None)
+            if (arrived := self._begun.pop(event.request, None)) is not None:
+                self._count(arrived, event.output_tokens)
+
+    def _count(self, arrived: events.RequestArrived, output_tokens: int) -> None:
+        use = self.by_client[arrived.client if arrived.client in self._names() else OTHERS]
+        use.requests += 1
+        use.prompt_tokens += arrived.prompt_tokens
+        use.output_tokens += output_tokens
+
+
 class Because(NamedTuple):
     """Time and reason of a decision of the scheduler."""
 
@@ -87,12 +132,15 @@ class WorkerSeconds(NamedTuple):
 class History:
     """The reasons for the workers' states, and the sums of worker-seconds."""
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, clock: Callable[[], float], client_names: Callable[[], Collection[str]] = tuple
+    ) -> None:
         self.switched: dict[WorkerId, Because] = {}
         """When each worker was last woken or put to sleep."""
         self._cluster = scheduler.cluster
         self._clock = clock
         self.attainment = Attainment(scheduler.settings.cluster.targets or Targets(), self._cluster.workers)
+        self.use = ClientUse(client_names)
         self._sums = WorkerSeconds(0.0, 0.0)
         self._since_s = 0.0
         self._awake = self._known = 0
@@ -108,6 +156,7 @@ class History:
             if isinstance(command, events.ActivateWorker | events.RetireWorker):
                 self.switched[command.worker] = Because(event.at_s, command.reason)
         self.attainment.heard(event, commands)
+        self.use.heard(event, commands)
         self._sums, self._since_s = self._until(event.at_s), event.at_s
         self._awake = len(self._cluster.active) + len(self._cluster.draining)
         self._known = len(self._cluster.workers)

@@ -105,7 +105,9 @@ class Daemon:
         for remark in self.settings.remarks():
             log.warning("%s", remark)
             self._condition.warnings.append(remark)
-        self._parts = make_parts(config, preflight.url_of(self.settings.listeners), self._condition)
+        self._parts = make_parts(
+            config, preflight.url_of(self.settings.listeners), self._condition, self.settings.client_names
+        )
         self.watch, self._models = self._parts.watch, self._parts.models
         return control
 

@@ -40,6 +40,10 @@ class Metrics:
         text = "Requests that ended before they started, for lack of room."
         yield _family(CounterMetricFamily, "melld_requests_sent_away", text, ("cause", "model"), sent_away)
         yield self._by_tier(status.requests)
+        by_model = [(one.name, one.parts.history.use.by_client) for one in self._models]
+        for field, (name, text) in CLIENT_COUNTS.items():
+            counts = {(client, model): getattr(use, field) for model, uses in by_model for client, use in uses.items()}
+            yield _family(CounterMetricFamily, name, text, ("client", "model"), counts)
         is_ready = {(): self._watch.why_not_ready() is None}
         yield _family(GaugeMetricFamily, "melld_ready", "1 while requests are served.", (), is_ready)
         for state in MovingState:
@@ -128,6 +132,11 @@ def _figures(parts: ModelParts) -> tuple[Figure, ...]:
     )
 
 
+CLIENT_COUNTS = {
+    "requests": ("melld_client_requests", "The client's requests that a worker got, and that have ended."),
+    "prompt_tokens": ("melld_client_prompt_tokens", "Tokens of their prompts, for each choice."),
+    "output_tokens": ("melld_client_output_tokens", "Tokens that they were answered with."),
+}
 TENANT_METRICS = {
     "granted_bytes": ("melld_model_kv_granted_bytes", "KV memory of a shared device that the model may use."),
     "resident_bytes": ("melld_model_resident_bytes", "Memory that the model holds on a shared device, besides KV."),

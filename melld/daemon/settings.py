@@ -21,7 +21,16 @@ from melld.daemon.preflight import bind
 from melld.daemon.systemd import KEYS_CREDENTIAL, Supervision
 from melld.errors import ConfigError
 
-RELOADABLE = ("server.api_keys", "server.clients", "server.api_key_file", "server.drain_s")
+RELOADABLE = (
+    "server.api_keys",
+    "server.clients",
+    "server.api_key_file",
+    "server.drain_s",
+    "server.allowed_origins",
+    "server.allowed_methods",
+    "server.allowed_headers",
+    "server.allow_credentials",
+)
 
 
 class Settings:
@@ -54,6 +63,10 @@ class Settings:
         """Close the sockets."""
         for listener in self.listeners:
             listener.close()
+
+    def client_names(self) -> set[str]:
+        """Return the names that the configuration gives to keys."""
+        return {client.name for client in self.config.server.clients}
 
     async def reload(self) -> Reloaded:
         """Read everything again and apply what a running daemon can change.

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,10 +96,14 @@ class CommonParts(NamedTuple):
     clock: Callable[[], float]
     landlord: LandlordShell | None
     """Which owns the workers of several models."""
+    client_names: Callable[[], Collection[str]] = tuple
+    """Those that the configuration has now."""
 
 
-def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
-    """Make all parts, for the configured or found devices.
+def make_parts(
+    config: Config, url: str, condition: Condition, client_names: Callable[[], Collection[str]]
+) -> DaemonParts:
+    """Make all parts, for the configured or found devices; `client_names` returns the present configuration's.
 
     Raises:
         ConfigError: a configured device is not there, or a model is larger than any.
@@ -120,7 +124,8 @@ def make_parts(config: Config, url: str, condition: Condition) -> DaemonParts:
         landlord = LandlordShell(
             Landlord(LandlordSettings(host_cache_bytes=cached_bytes, itl_target_s=config.targets.itl_s)), clock
         )
-    shared = CommonParts(gpus, nvml, LocalHost(template), MoveMeters(prometheus_client.REGISTRY), clock, landlord)
+    meters = MoveMeters(prometheus_client.REGISTRY)
+    shared = CommonParts(gpus, nvml, LocalHost(template), meters, clock, landlord, client_names)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
     models = [ServedModel(parts) if landlord is None else ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
@@ -189,7 +194,7 @@ def make_model(
     settings, clock = config.scheduler, shared.clock
     epoch_s = settings.epoch_ms / 1e3
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
-    history = History(scheduler, clock)
+    history = History(scheduler, clock, shared.client_names)
     decisions = _open_decision_log(config, scheduler, condition, is_one_of_several=models > 1)
     stories = Stories(settings.stories_kept)
     taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]

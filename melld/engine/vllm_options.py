@@ -35,7 +35,9 @@ _REASONS = {
     "melld speaks plain HTTP: put a TLS proxy before it": (
         "ssl_keyfile ssl_certfile ssl_ca_certs enable_ssl_refresh ssl_cert_reqs ssl_ciphers"
     ),
-    "melld lets no other web page call it": "allow_credentials allowed_origins allowed_methods allowed_headers",
+    "use [server], where they have the same names, or the flags": (
+        "allow_credentials allowed_origins allowed_methods allowed_headers"
+    ),
     "melld has an HTTP server of its own": (
         "root_path middleware disable_fastapi_docs enable_offline_docs uvicorn_log_level grpc grpc_port headless "
         "api_server_count"

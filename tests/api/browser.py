@@ -79,6 +79,17 @@ class Tab:
         }})"""
         await self.evaluate(script)
 
+    async def press(self, key: str, *, shift: bool = False) -> None:
+        """Press a key, as a person without a mouse does; it goes to what has the focus."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}[key]
+        held: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
+        await self.command("Input.dispatchKeyEvent", type="keyDown", **held, **({"text": text} if text else {}))
+        await self.command("Input.dispatchKeyEvent", type="keyUp", **held)
+
+    async def write(self, text: str) -> None:
+        """Type this text."""
+        await self.command("Input.insertText", text=text)
+
     async def screenshot(self, width: int, height: int, *, dark: bool = False) -> bytes:
         """A picture of the page (PNG) at rest, at twice the size for sharpness."""
         await self.command(
@@ -93,8 +104,8 @@ class Tab:
 
 
 @contextlib.asynccontextmanager
-async def browser_tab() -> AsyncIterator[Tab]:
-    """An empty page of a browser of its own; skips where there is none."""
+async def browser_tab(*flags: str) -> AsyncIterator[Tab]:
+    """An empty page of a browser of its own, started with these flags too; skips where there is none."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("no Chromium is installed")
@@ -102,6 +113,7 @@ async def browser_tab() -> AsyncIterator[Tab]:
         process = await asyncio.create_subprocess_exec(
             program,
             *QUIET,
+            *flags,
             f"--user-data-dir={profile}",
             "about:blank",
             stdout=asyncio.subprocess.DEVNULL,

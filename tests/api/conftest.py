@@ -1,11 +1,12 @@
 """A daemon with a key and narrow limits, for all that tries to get past them."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.api.http_client import API_KEY
+from tests.api.browser import Tab, browser_tab
+from tests.api.http_client import API_KEY, PAGE_ORIGIN
 from tests.serve.daemon_process import DaemonProcess
 
 LIMITS = {
@@ -19,6 +20,7 @@ LIMITS = {
     "constraint_cpu_s": 1.0,
     "drain_s": 1.0,
     "min_priority": 0,
+    "allowed_origins": f'["{PAGE_ORIGIN}"]',
 }
 
 
@@ -31,3 +33,12 @@ def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     flags += ["--set", "model.vllm.enable_prompt_tokens_details=true"]
     with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), *flags) as process:
         yield process.wait_ready()
+
+
+@pytest.fixture
+async def tab() -> AsyncIterator[Tab]:
+    """A browser's page, which must have nothing to complain about in the end."""
+    async with browser_tab() as opened:
+        yield opened
+        await opened.evaluate("1")
+        assert opened.complaints == []

@@ -11,6 +11,8 @@ from tests.patience import PATIENCE_S
 
 MODEL = "demo"
 API_KEY = "a-key-for-tests"
+PAGE_ORIGIN = "http://chat.example"
+"""The one origin whose pages may call the daemon with a key."""
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 

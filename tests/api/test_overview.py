@@ -1,21 +1,19 @@
 """The page at `/`: it shows what the daemon does to those who may see it; nothing that a client sends runs in it."""
 
 import asyncio
-import contextlib
 import html.parser
 import re
-from collections.abc import AsyncIterator
 
 import msgspec
 import openai
 import pytest
-from aiohttp import web
 
 from melld.api.overview import overview_headers, overview_html
-from melld.control.status import DaemonStatus
+from melld.control.status import DaemonStatus, ModelState, ModelStatus
 from melld.scheduler.policies.mell.classes import Limits
-from tests.api.browser import Tab, browser_tab
+from tests.api.browser import Tab
 from tests.api.http_client import API_KEY, request
+from tests.api.page import served
 from tests.cli.plausible import STATUS
 from tests.serve.daemon_process import DaemonProcess
 
@@ -79,15 +77,6 @@ def test_the_policy_names_the_script_by_its_digest() -> None:
     assert "unsafe" not in policy
 
 
-@pytest.fixture
-async def tab() -> AsyncIterator[Tab]:
-    """A browser's page, which must have nothing to complain about in the end."""
-    async with browser_tab() as opened:
-        yield opened
-        await opened.evaluate("1")
-        assert opened.complaints == []
-
-
 async def test_a_running_request_is_seen_in_its_workers_bar(daemon: DaemonProcess, tab: Tab) -> None:
     """The picture is the state of now, in a real browser, under the page's own policy."""
     async with openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="none") as client:
@@ -134,8 +123,15 @@ async def test_text_from_clients_stays_text(tab: Tab) -> None:
         msgspec.structs.replace(one, request=f"{index}{HOSTILE}", moving_to="w1")
         for index, one in enumerate(STATUS.requests)
     )
+    models = (ModelStatus(model=HOSTILE, names=(HOSTILE,), state=ModelState.LOADED),)
     status = msgspec.structs.replace(
-        STATUS, model=HOSTILE, url=HOSTILE, warnings=(HOSTILE,), workers=workers, requests=requests
+        STATUS,
+        model=HOSTILE,
+        url=HOSTILE,
+        warnings=(HOSTILE,),
+        workers=workers,
+        requests=requests,
+        served=models,
     )
     async with served(status) as url:
         await tab.open(url)
@@ -167,26 +163,3 @@ async def test_the_page_follows_the_readers_colours(tab: Tab, dark: bool) -> Non
         ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert picture.startswith(b"\x89PNG")
     assert ground == ("rgb(18, 22, 27)" if dark else "rgb(245, 246, 248)")
-
-
-@contextlib.asynccontextmanager
-async def served(status: DaemonStatus) -> AsyncIterator[str]:
-    """The page as it is served, over a status that no daemon of the tests would have."""
-
-    async def page(_request: web.Request) -> web.Response:
-        return web.Response(body=overview_html(), headers=overview_headers())
-
-    async def state(_request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(status), content_type="application/json")
-
-    app = web.Application()
-    app.router.add_get("/", page)
-    app.router.add_get("/status", state)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield str(runner.addresses[0][1]).join(("http://127.0.0.1:", "/"))
-    finally:
-        await runner.cleanup()

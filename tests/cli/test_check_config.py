@@ -88,6 +88,8 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
         (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is not one of "),
         (["--device", "cuda:0"], "[devices] cuda: no GPU found"),
+        (["--allowed-origins", "https://a.example/chat"], '--allowed-origins: wants "*" or origins: a scheme (http,'),
+        (["--allowed-origins", "*", "--allow-credentials"], '--allow-credentials: with "*" would let every page'),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )

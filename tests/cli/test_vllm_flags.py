@@ -65,6 +65,16 @@ def test_the_servers_own_options_mean_melld_s() -> None:
     assert config.server.api_key_file is None
 
 
+def test_origins_are_allowed_as_with_vllm() -> None:
+    """A list in JSON, or words; credentials by a flag without a value."""
+    server = load("m", "--allowed-origins", '["http://a.example", "http://b.example"]', "--allow-credentials").server
+    assert (server.allowed_origins, server.allow_credentials) == (("http://a.example", "http://b.example"), True)
+    words = ("--allowed-origins", "*", "--allowed-methods", '["GET"]', "--allowed-headers", "X-A", "X-B")
+    server = load("m", *words).server
+    assert (server.allowed_origins, server.allowed_methods) == (("*",), ("GET",))
+    assert (server.allowed_headers, server.allow_credentials) == (("X-A", "X-B"), False)
+
+
 def test_the_model_is_named_without_a_flag() -> None:
     """`vllm serve MODEL`, `ollama run MODEL`."""
     assert load("models/llama").model.path == "models/llama"

@@ -122,6 +122,15 @@ async def test_a_reload_gives_keys_names_and_rights(key_file: Path) -> None:
         assert found == [Client("key0", owner=hashlib.sha256(b"one").digest()), Client("chat", -1, None, b"chat")]
 
 
+async def test_a_reload_changes_which_pages_may_call() -> None:
+    """A page is let in, or shut out, while requests run."""
+    operator = Operator(ServerConfig(port=0))
+    with operator.settings() as settings:
+        operator.server = ServerConfig(port=0, allowed_origins=("https://a.example",), allow_credentials=True)
+        assert in_words(await settings.reload()) == "server.allowed_origins, server.allow_credentials"
+        assert settings.config.server.allowed_origins == ("https://a.example",)
+
+
 def test_what_a_reload_has_changed_is_told_in_words() -> None:
     """One line for the log."""
     both = Reloaded(applied=("server.drain_s",), needs_restart=("server.port",), keys_added=1)

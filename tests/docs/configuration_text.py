@@ -7,6 +7,7 @@ import ast
 import functools
 import inspect
 import itertools
+import json
 import types
 import typing
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import msgspec
 
 from melld.cli.check_config import toml_text
 from melld.cli.config_flags import PLAIN_FLAGS
+from melld.cli.vllm_flags import OF_SERVER
 from melld.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,7 @@ def reloadable() -> frozenset[str]:
 
 def _table(name: str, kind: type[msgspec.Struct]) -> str:
     described, changing, flags = descriptions(kind), reloadable(), {key: flag for flag, key in PLAIN_FLAGS.items()}
+    flags |= {f"server.{option}": f"--{option.replace('_', '-')}" for option in OF_SERVER}
     rows = []
     for field in keys(kind):
         dotted = f"{name}.{field.name}"
@@ -109,8 +112,8 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if value is None or value is msgspec.NODEFAULT:
         return ""
-    if isinstance(value, tuple | list | dict) and not value:
-        return " = {}" if isinstance(value, dict) else " = []"
+    if isinstance(value, tuple | list) or value == {}:
+        return f" = {json.dumps(value)}"
     return f" = {toml_text({'key': value}).removeprefix('key = ').rstrip()}"
 
 

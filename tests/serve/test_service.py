@@ -19,6 +19,7 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.serve.test_serve import answer, is_gone, until
 
+USED = "requests", "prompt_tokens", "output_tokens"
 SOON_STOPPED = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
 READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
 
@@ -100,9 +101,19 @@ def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> 
     reload(service)
     service.daemon.wait_for("reloaded: API keys (1 added, 1 removed)")
     assert ask(socket.create_connection(service.api.getsockname()), "first-key").startswith("HTTP/1.1 401")
+    before = service.configuration.read_text()
     service.configuration.write_text("[server]\nprt = 1\n")
     reload(service)
     assert "unknown key `prt`" in service.daemon.status()["warnings"][0]
+    for origin in ("https://a.example", "https://b.example/"):  # the second is none
+        service.configuration.write_text(f'[server]\nallowed_origins = ["{origin}"]\n')
+        reload(service)
+    url = f"http://127.0.0.1:{service.api.getsockname()[1]}"
+    answer = request(url, "GET", "/v1/models", None, {"Origin": "https://a.example"})
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://a.example")
+    assert 'such as "https://b.example", not' in service.daemon.status()["warnings"][0]
+    service.configuration.write_text(before)
+    reload(service)
     assert ask(socket.create_connection(service.api.getsockname()), "second-key").startswith("HTTP/1.1 200")
 
 
@@ -115,8 +126,13 @@ def test_a_key_s_requests_are_as_urgent_as_its_client_is(service: Service) -> No
     service.daemon.wait_for("reloaded: server.clients, API keys (1 added, 0 removed)")
     url = f"http://127.0.0.1:{service.api.getsockname()[1]}"
 
+    used = dict.fromkeys(("chat-key", "second-key"), (0, 0, 0))
+
     def tier(key: str, **fields: Any) -> tuple[int, str | None]:
         answer = request(url, "POST", COMPLETIONS, completion(**fields), {"Authorization": f"Bearer {key}"})
+        if usage := answer.json().get("usage"):
+            counted, more = used[key], (1, usage["prompt_tokens"], usage["completion_tokens"])
+            used[key] = counted[0] + more[0], counted[1] + more[1], counted[2] + more[2]
         return answer.status, answer.json().get("service_tier")
 
     asked: list[dict[str, Any]] = [{}, {"service_tier": "flex"}, {"service_tier": "priority"}, {"priority": -5}]
@@ -127,6 +143,10 @@ def test_a_key_s_requests_are_as_urgent_as_its_client_is(service: Service) -> No
         (200, "default"), (200, "flex"), (200, "default"), (400, None)
     ]  # fmt: skip
     assert tier("chat-key", priority=-6) == (400, None)
+    page = request(url, "GET", "/metrics", None, {"Authorization": "Bearer chat-key"}).body.decode()
+    for key, client in (("chat-key", "chat"), ("second-key", "other")):  # what the answers said is what is billed
+        found = re.findall(rf'^melld_client_(\w+)_total{{client="{client}",.*}} (.*)$', page, re.MULTILINE)
+        assert {of: float(count) for of, count in found} == dict(zip(USED, used[key], strict=True))
 
 
 def test_no_key_sees_the_answers_of_another(service: Service) -> None:

@@ -14,8 +14,10 @@ from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from melld.api.answers import JSON, Dialect
+from melld.api.connections.origins import answer_head, preflight_head
 from melld.api.guards.request import is_request_id
 from melld.api.keys import Client
+from melld.config_server import ServerConfig
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -23,8 +25,9 @@ HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": 
 class Exchange:
     """An HTTP request while it is answered."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    def __init__(self, request: web.BaseRequest, config: ServerConfig) -> None:
         self.request = request
+        self._config = config
         wanted = request.headers.get("X-Request-Id")
         self.request_id = wanted if is_request_id(wanted) else uuid.uuid4().hex
         self.route = "other"
@@ -39,7 +42,7 @@ class Exchange:
     async def begin(self) -> web.StreamResponse:
         """Return the stream, after sending its head if that has not been sent."""
         if self.response is None:
-            stream = web.StreamResponse(headers=HEADERS | {"x-request-id": self.request_id})
+            stream = web.StreamResponse(headers=HEADERS | self._head())
             await stream.prepare(self.request)
             self.response = stream
         return self.response
@@ -71,17 +74,26 @@ class Exchange:
         self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, *, leaves_body: bool = False
     ) -> web.Response:
         """Return a whole answer.  `leaves_body`: what is left of the request's would be taken for the next request."""
-        named = CIMultiDict({"Content-Type": JSON, "x-request-id": self.request_id})
+        named = CIMultiDict({"Content-Type": JSON})
         named.update(headers or {})
         response = web.Response(status=status, body=body, headers=named)
         if leaves_body and not self.request.content.is_eof():
             response.force_close()
         return response
 
-    def name(self, answer: web.StreamResponse) -> None:
-        """Give an answer whose head is still to be sent the request's id, if it has none."""
+    def preflight(self) -> web.Response | None:
+        """Return the answer to a browser that asks whether an allowed page may call; None for any other request."""
+        head = preflight_head(self.request.method, self.request.headers, self._config)
+        return None if head is None else self.whole(b"", 204, head, leaves_body=True)
+
+    def complete(self, answer: web.StreamResponse) -> None:
+        """Give an answer whose head is still to be sent what every head has."""
         if not answer.prepared:
-            answer.headers.setdefault("x-request-id", self.request_id)
+            for name, value in self._head().items():
+                answer.headers.setdefault(name, value)
+
+    def _head(self) -> dict[str, str]:
+        return {"x-request-id": self.request_id} | answer_head(self.request.headers, self._config)
 
 
 class HttpMetrics:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping
 
 from melld.api.answers import Refusal
+from melld.api.connections.origins import is_allowed
 from melld.api.keys import Client, Keys, presented_key
 from melld.config_server import ServerConfig
 from melld.errors import ConfigError
@@ -96,13 +97,17 @@ def client_of(headers: Mapping[str, str], keys: Keys, *, is_open: bool) -> Clien
     return client
 
 
-def check_sender_of_form(headers: Mapping[str, str]) -> None:
-    """Refuse a form that a web page may have sent: for that, unlike for JSON or a key, its browser asks nobody.
+def check_sender_of_form(headers: Mapping[str, str], config: ServerConfig) -> None:
+    """Refuse a form that a page may have sent, unless its origin is allowed.
+
+    For a form, unlike for JSON or a key, its browser asks nobody.
 
     Raises:
         Refusal: 403.
     """
-    if "Origin" in headers and presented_key(headers.get("Authorization"), headers.get("x-api-key")) is None:
+    if "Origin" not in headers or is_allowed(headers, config):
+        return
+    if presented_key(headers.get("Authorization"), headers.get("x-api-key")) is None:
         raise Refusal(403, "a web page may send a form only with an API key", code="cross_origin")
 
 

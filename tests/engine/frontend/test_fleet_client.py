@@ -46,7 +46,7 @@ async def test_many_waiting_outputs_let_others_have_their_turn() -> None:
     """While workers are faster than the daemon, it still answers `/health`, and new requests come in."""
     daemon, turns = OfflineDaemon(), Turns()
     answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
-    client = FleetClient(daemon.fleet, ("generate",), 10, answers, turns)
+    client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)
     for _ in range(40):
         daemon.fleet.outputs.put_nowait(EngineCoreOutputs())
     others: list[int] = []

@@ -1,0 +1,116 @@
+"""The chat on the page at `/`: who tries the daemon there sees the answer come, and what the daemon does for it."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.browser import Tab
+from tests.api.http_client import API_KEY
+from tests.api.page import served
+from tests.cli.plausible import STATUS
+from tests.serve.daemon_process import DaemonProcess
+
+HOSTILE = '<img src=x onerror="document.title=1">'
+IS_OFFERED = "typeof at === 'function' && !at('chat').hidden && at('chat-model').value"
+IS_DONE = "answering === null && document.querySelectorAll('.turn').length > 1"
+
+
+def chunk(tokens: int, **delta: str) -> dict[str, Any]:
+    """An event of a chat's stream."""
+    return {"choices": [{"delta": delta}], "usage": {"completion_tokens": tokens}}
+
+
+async def say(tab: Tab, text: str) -> None:
+    """Write a message and send it, by the keyboard alone."""
+    await tab.wait_until(IS_OFFERED)
+    for _ in range(12):
+        if await tab.evaluate("document.activeElement.id") == "chat-text":
+            break
+        await tab.press("Tab")
+    assert await tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    await tab.write(text)
+    await tab.press("Enter")
+
+
+async def test_a_chats_request_is_seen_at_work_and_stopped(daemon: DaemonProcess, tab: Tab) -> None:
+    """The answer streams, its request's bar stands out among all, and Escape gives its worker back at once."""
+    await tab.open(daemon.url)
+    await tab.wait_until(IS_OFFERED)
+    await tab.evaluate("at('chat-most').value = '4000'")
+    await say(tab, "Hello")
+    await tab.wait_until("document.querySelector('.bar .mine') && at('chat-where').textContent.includes('is on w')")
+    assert await tab.evaluate("document.querySelectorAll('.bar .mine').length") == 1
+    await tab.press("Escape")
+    await tab.wait_until(IS_DONE)
+    told = await tab.evaluate("document.querySelector('.turn:last-child').lastChild.textContent")
+    assert [word in told for word in ("first token after", "tokens/s", "tokens", "stopped")] == [True] * 4
+    assert await tab.evaluate("turns.map((turn) => turn.role)") == ["user", "assistant"]
+    assert await tab.evaluate("document.activeElement.id") == "chat-text"
+    await tab.wait_until("!document.querySelector('.bar .mine')")
+
+
+async def test_a_daemon_with_keys_is_asked_with_the_key(strict: DaemonProcess, tab: Tab) -> None:
+    """The key that shows the page is the one that the chat uses, in this tab alone."""
+    await tab.open(strict.url)
+    await tab.wait_until("typeof at === 'function' && !at('key').hidden")
+    await tab.evaluate(f"at('key-field').value = '{API_KEY}'; at('key').requestSubmit(); 1")
+    await say(tab, "Hello")
+    await tab.wait_until(IS_DONE)
+    assert await tab.evaluate("turns.length") == 2
+    assert await tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    tab.complaints = [said for said in tab.complaints if "401" not in said]
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> None:
+    """Whatever a model writes is shown as it is; what it thought can be unfolded, and is not sent back."""
+    events = [chunk(0, role="assistant", content=""), chunk(1, **{field: HOSTILE}), chunk(2, content=HOSTILE)]
+    async with served(STATUS, events) as url:
+        await tab.open(url)
+        await say(tab, HOSTILE)
+        await tab.wait_until(IS_DONE)
+        assert await tab.evaluate("[...at('chat-model').options].map((one) => one.value)") == ["chatter"]
+        shown = "const last = document.querySelector('.turn:last-child'), folded = last.querySelector('details');"
+        assert await tab.evaluate(f"{shown} [folded.hidden, folded.open]") == [False, False]
+        assert await tab.evaluate("document.querySelector('.turn details').lastChild.data") == HOSTILE
+        assert await tab.evaluate("turns.map((turn) => turn.content)") == [HOSTILE, HOSTILE]
+        assert await tab.evaluate("document.querySelectorAll('main img').length") == 0
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+async def test_a_chat_fits_a_telephone_and_a_desk(tab: Tab, width: int) -> None:
+    """Nothing has to be scrolled sideways, and nobody else is asked for anything."""
+    async with served(STATUS, [chunk(1, content=300 * "long")]) as url:
+        await tab.screenshot(width, 844)
+        await tab.open(url)
+        await say(tab, 100 * "long")
+        await tab.wait_until(IS_DONE)
+        assert await tab.evaluate("document.documentElement.scrollWidth") == width
+        asked = await tab.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
+        assert [one for one in asked if not one.startswith(("data:", url))] == []
+        assert f"{url}v1/chat/completions" in asked
+
+
+async def test_an_error_is_shown_and_the_message_kept(tab: Tab) -> None:
+    """Nothing that was typed is lost: once the cause is mended, Enter sends it again."""
+    async with served(STATUS, [{"error": {"message": HOSTILE}}]) as url:
+        await tab.open(url)
+        await say(tab, "Hello")
+        await tab.wait_until(IS_DONE)
+        assert await tab.evaluate("document.querySelector('.turn .failed').textContent") == HOSTILE
+        assert await tab.evaluate("[at('chat-text').value, turns.length]") == ["Hello", 0]
+
+
+async def test_shift_and_enter_break_the_line(tab: Tab) -> None:
+    """A message may have several lines; a new chat forgets all of it."""
+    async with served(STATUS, [chunk(1, content="Yes.")]) as url:
+        await tab.open(url)
+        await tab.wait_until(IS_OFFERED)
+        await tab.evaluate("at('chat-text').focus()")
+        await tab.write("one")
+        await tab.press("Enter", shift=True)
+        await say(tab, "two")
+        await tab.wait_until(IS_DONE)
+        assert await tab.evaluate("turns.map((turn) => turn.content)") == ["one\ntwo", "Yes."]
+        await tab.evaluate("at('chat-new').click()")
+        assert await tab.evaluate("[turns.length, document.querySelectorAll('.turn').length]") == [0, 0]
