@@ -39,7 +39,6 @@ from melld.api.off_loop import OffLoop
 from melld.api.pages import PAGES, WITHOUT_KEY, ApiContext
 from melld.api.performing import (
     Result,
-    cut_texts_off_loop,
     forwarded,
     give_up,
     handler_of,
@@ -100,7 +99,6 @@ def prepare_serving(serving: State) -> None:
     fit_classes(serving)
     show_parsers(serving)
     make_messages_honest(serving)
-    cut_texts_off_loop(serving)
 
 
 class Api:

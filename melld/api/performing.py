@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from multidict import CIMultiDict
@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.utils.async_utils import make_async
 
 from melld.api.answers import JSON, Dialect, Refusal
 from melld.api.calls import CALLS, POOLING, Call
@@ -106,7 +105,7 @@ async def perform(
         pieces: list[Any] = [piece async for piece in result.body_iterator]
         return Result(b"".join(pieces), headers)
     if isinstance(result, Response):
-        return Result(bytes(result.body))
+        return Result(cast("bytes", result.body))
     return Result(stream=await begun(result, call.dialect, None if call.hears else tier, caller().outlet))
 
 
@@ -154,19 +153,6 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
-
-
-def cut_texts_off_loop(serving: State) -> None:
-    """Have a thread tokenize and cut the texts to compare, which vLLM does on the event loop if the model embeds."""
-    scores = getattr(serving, "serving_scores", None)
-    if scores is None:
-        return
-    make = make_async(scores.io_processor.get_request_factory_online, executor=scores.renderer._executor)  # noqa: SLF001
-
-    async def preprocess(processor: Any, context: Any) -> None:
-        context.engine_inputs = await asyncio.gather(*map(processor.render_async, await make(context)))
-
-    scores._preprocessing = preprocess  # noqa: SLF001
 
 
 async def give_up(work: asyncio.Task[Result]) -> None:

@@ -4,12 +4,14 @@ Owns the head of every answer, and the metrics `melld_http_*`: one series per ro
 become labels.  Decides nothing: `app` does.
 """
 
+import asyncio
 import uuid
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
+from aiohttp.payload import Payload
 from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -20,6 +22,28 @@ from melld.api.keys import Client
 from melld.config_server import ServerConfig
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+PIECE_BYTES = 1 << 20
+"""Of a long body, given to the connection in one turn of the event loop."""
+
+
+class LongBody(Payload):
+    """A body that is given to the connection piece by piece: tens of megabytes at once would hold the loop."""
+
+    _autoclose = True
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    async def write(self, writer: Any) -> None:
+        """Give all pieces, without waiting for the client to read."""
+        for start in range(0, len(self._value), PIECE_BYTES):
+            await writer.write(self._value[start : start + PIECE_BYTES], drain=False)
+            await asyncio.sleep(0)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the text."""
+        return str(self._value, encoding, errors)
 
 
 class Exchange:
@@ -76,7 +100,7 @@ class Exchange:
         """Return a whole answer.  `leaves_body`: what is left of the request's would be taken for the next request."""
         named = CIMultiDict({"Content-Type": JSON})
         named.update(headers or {})
-        response = web.Response(status=status, body=body, headers=named)
+        response = web.Response(status=status, body=LongBody(body) if len(body) > PIECE_BYTES else body, headers=named)
         if leaves_body and not self.request.content.is_eof():
             response.force_close()
         return response

@@ -7,40 +7,40 @@ answer in one go.
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, TypeVar
 
 from starlette.datastructures import State
 from starlette.responses import JSONResponse
 from vllm.entrypoints.pooling.base import serving as pooling
-
-from melld.engine.frontend.caller import caller
+from vllm.utils.async_utils import make_async
 
 Item = TypeVar("Item")
 AT_ONCE = 256
 """Texts of a call that wait or are with workers: more would take the queue from others."""
+RENDERED_AT_ONCE = 16
+"""Texts of a call that are being made into tokens."""
 _SERVING = ("serving_embedding", "serving_classification", "serving_pooling", "serving_scores")
 
 
 def serve_many_texts(serving: State) -> None:
     """Have vLLM's pooling classes take the texts of a call little by little."""
     pooling.merge_async_iterators = some_at_a_time
+    pooling.PoolingBaseServing._preprocessing = _preprocess  # noqa: SLF001
     for handler in (getattr(serving, name, None) for name in _SERVING):
         if handler is not None:
             handler.json_response_cls = InPieces
-            processors = getattr(handler, "io_processors", None) or {"": handler.io_processor}
-            for processor in processors.values():
-                processor.render_async = _limited(processor.render_async)
 
 
-def _limited(render: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """Limit how many texts of a call wait for the thread that makes tokens: those of other calls go between them."""
-
-    async def render_one(parameters: Any) -> Any:
-        async with caller().rendering:
-            return await render(parameters)
-
-    return render_one
+async def _preprocess(handler: Any, processor: Any, context: Any) -> None:
+    """Make the texts of a call into tokens in vLLM's thread for that, where those of other calls go between them."""
+    make = make_async(processor.get_request_factory_online, executor=handler.renderer._executor)  # noqa: SLF001
+    requests, context.engine_inputs = await make(context), []
+    if not requests:
+        raise ValueError("You must pass at least one prompt")
+    for start in range(0, len(requests), RENDERED_AT_ONCE):
+        some = requests[start : start + RENDERED_AT_ONCE]
+        context.engine_inputs += await asyncio.gather(*map(processor.render_async, some))
 
 
 async def some_at_a_time(*iterators: AsyncGenerator[Item, None]) -> AsyncGenerator[tuple[int, Item], None]:
@@ -76,9 +76,12 @@ async def some_at_a_time(*iterators: AsyncGenerator[Item, None]) -> AsyncGenerat
 class InPieces(JSONResponse):
     """JSON of many lists of numbers, written one by one: other threads go on between two."""
 
-    def render(self, content: Any) -> bytes:
-        """Return the JSON."""
-        return _json(content).encode()
+    def render(self, content: Any) -> Any:
+        """Return the JSON, as a `bytearray`."""
+        joined = bytearray()  # tens of megabytes: each copy, made in one go, would hold up all threads
+        for piece in _pieces(content):
+            joined += piece.encode()
+        return joined
 
 
 _encode = json.JSONEncoder(
@@ -86,12 +89,19 @@ _encode = json.JSONEncoder(
 ).encode
 
 
-def _json(value: Any) -> str:
+def _pieces(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        return "{" + ",".join([f"{_encode(name)}:{_json(one)}" for name, one in value.items()]) + "}"
-    if isinstance(value, list) and value and isinstance(value[0], dict | list):
-        return "[" + ",".join(map(_json, value)) + "]"
-    return _encode(value)
+        for number, (name, one) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{_encode(name)}:"
+            yield from _pieces(one)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict | list):
+        for number, one in enumerate(value):
+            yield "," if number else "["
+            yield from _pieces(one)
+        yield "]"
+    else:
+        yield _encode(value)
 
 
 InPieces.__name__ = "ORJSONResponse"  # by which vLLM knows a class that takes arrays

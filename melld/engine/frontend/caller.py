@@ -15,8 +15,6 @@ from melld.errors import PromptRepeatedTooOften, TooManyPromptLogprobs, TooManyP
 
 CALLS_AT_ONCE = 16
 """Calls that may each use one call's full limit of prompt logprobs at the same time."""
-RENDERED_AT_ONCE = 16
-"""Texts of a call that a thread is given to make tokens of."""
 
 
 class LogprobAccount:
@@ -45,8 +43,6 @@ class Caller:
         """True once one of its requests has been admitted."""
         self.line = asyncio.Lock()
         """Held by the one of its requests that is being admitted: calls take turns, however many prompts they have."""
-        self.rendering = asyncio.Semaphore(RENDERED_AT_ONCE)
-        """Held by its texts that are being made into tokens."""
         self.outlet: Outlet | None = None
         """Of its stream, if it is one."""
         self._account = account
