@@ -102,6 +102,7 @@ class ControlClient:
             connection.putheader("Transfer-Encoding", "chunked")
             connection.endheaders()
             connection.send(b"%x\r\n%b\r\n" % (len(line), line))  # the chunk that would end the body never comes
+            channel = connection.sock
             answer = connection.getresponse()
             text = answer.read() if answer.status >= 400 else b""
         except (OSError, http.client.HTTPException) as error:
@@ -110,8 +111,8 @@ class ControlClient:
         if answer.status >= 400:
             connection.close()
             raise ControlRefused(answer.status, _reason(answer.status, text))
-        connection.sock.settimeout(None)
-        return OpenAnswer(connection, answer)
+        channel.settimeout(None)
+        return OpenAnswer(channel, answer)
 
     def _connect(self, deadline_s: float) -> "_UnixConnection":
         tried = []
@@ -130,8 +131,8 @@ class ControlClient:
 class OpenAnswer:
     """An operation that lasts until `end`, or until this process or the daemon ends."""
 
-    def __init__(self, connection: "_UnixConnection", answer: http.client.HTTPResponse) -> None:
-        self._connection = connection
+    def __init__(self, channel: socket.socket, answer: http.client.HTTPResponse) -> None:
+        self._channel = channel
         self._answer = answer
 
     def lines(self) -> Iterator[bytes]:
@@ -142,7 +143,8 @@ class OpenAnswer:
         """
         while line := self._read_line():
             yield msgspec.json.encode(printable_all(msgspec.json.decode(line)))
-        self._connection.close()
+        self._answer.close()
+        self._channel.close()
 
     def _read_line(self) -> bytes:
         try:
@@ -152,8 +154,8 @@ class OpenAnswer:
 
     def end(self) -> None:
         """End the operation, and with it the lines, which another thread may be reading."""
-        with contextlib.suppress(OSError, AttributeError):  # the daemon has gone, or the lines have ended
-            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the daemon has gone, or the lines have ended
+            self._channel.shutdown(socket.SHUT_RDWR)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -156,7 +156,7 @@ class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     command: str
     pid: int
     user: str
-    """The program, the process that keeps the connection, and whose it is."""
+    """The program, for others to see; the process that keeps the connection; and whose it is."""
     count: Annotated[int, msgspec.Meta(ge=1)] = 1
     devices: tuple[str, ...] = ()
     """Lend these, such as `cuda:1`, and no others; then `count` does not matter."""

@@ -49,14 +49,13 @@ SERVING = RESTING | {WorkerState.READY, WorkerState.WAKING}
 
 
 class LoanStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that `melld run` lends a worker's device to, from the moment the worker begins to empty."""
+    """A program that `melld run` lends a worker's device to, and how long it has had it, emptying included."""
 
     command: str
     pid: int
     """Of `melld run`."""
     user: str
     age_s: float
-    """How long it has had the device, emptying included."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

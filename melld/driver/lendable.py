@@ -86,7 +86,7 @@ def choose(workers: Sequence[Lendable], wanted: Wanted) -> Lot:
             chosen += lot
     if len(devices_of(chosen)) < count:
         raise NothingToLend(_why(lots, count, chosen))
-    return chosen
+    return tuple(one for one in workers if one in chosen)
 
 
 def _check(workers: Sequence[Lendable], wanted: Wanted) -> None:

@@ -41,6 +41,7 @@ class Loans:
         self._drains = drains
         self._clock = clock
         self._line: list[Lend] = []
+        self._lent: list[WorkerDrain] = []
         self._ended_s = 0.0
 
     def status_of(self, worker: WorkerId) -> LoanStatus | None:
@@ -53,8 +54,7 @@ class Loans:
 
     def lent_s(self) -> float:
         """Return for how many seconds workers have been lent, summed, those included in which they emptied."""
-        lent = [drain for drain in self._drains.by_worker.values() if drain.loan is not None]
-        return self._ended_s + sum(self._clock() - drain.began_s for drain in lent)
+        return self._ended_s + sum(self._clock() - drain.began_s for drain in self._lent)
 
     async def lend(self, asked: Lend, call: OpenCall) -> None:
         """Lend devices until the borrower has gone, or tell it why there are none.
@@ -69,10 +69,12 @@ class Loans:
             return
         drains = [self._drains.lend(one.worker, asked) for one in lot]
         self.count += 1
+        self._lent += drains
         with contextlib.suppress(ConnectionError):
             await self._empty(lot, drains, call)
             await asyncio.wait({call.left})
         self._ended_s += sum(self._clock() - drain.began_s for drain in drains)
+        self._lent = [drain for drain in self._lent if drain not in drains]
         log.info("%s is back from %s", ", ".join(devices_of(lot)), asked.borrower)
         await asyncio.gather(*(self._drains.resume(one.worker, asked) for one in lot))
 

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from melld.cli import BAD_USAGE
 from melld.cli.asking import NO_ANSWER
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"there is no program {command[0]!r}")
         return NOT_FOUND
     asked = Lend(
-        command=printable(shlex.join(command))[:LONGEST_COMMAND],
+        command=_shown(command),
         pid=os.getpid(),
         user=_user(),
         count=arguments.gpus,
@@ -95,6 +96,12 @@ def _named(devices: str) -> Sequence[str]:
     if not numbers:
         return [devices] if devices else []
     return [f"{kind}:{number.strip()}" for number in numbers.split(",")]
+
+
+def _shown(command: Sequence[str]) -> str:
+    """Return the command as others may see it: the program and its script, as what comes after may be secret."""
+    script = [word for word in command[1:2] if not word.startswith("-") and "=" not in word]
+    return printable(shlex.join([Path(command[0]).name, *script]))[:LONGEST_COMMAND]
 
 
 def _user() -> str:

@@ -43,12 +43,12 @@ def wait_lent(answer: OpenAnswer) -> Loan:
             case LoanStep.REFUSED:
                 raise NotLent(loan.reason)
             case LoanStep.LENT:
-                say(f"{', '.join(loan.devices)} is free after {duration_text(time.monotonic() - began_s)}")
+                say(f"{', '.join(loan.devices)}: free after {duration_text(time.monotonic() - began_s)}")
                 return loan
             case LoanStep.WAITING:
                 text = f"waiting: {loan.reason}"
             case LoanStep.EMPTYING:
-                text = f"emptying {', '.join(loan.workers)}: {loan.left} requests left, {loan.moved} moved"
+                text = f"emptying {', '.join(loan.workers)} of requests: {loan.left} left, {loan.moved} moved"
         if text != told:
             say(text)
         told = text
@@ -97,7 +97,7 @@ class LoanHolder:
                     told = str(error)
                     say(f"the program runs on without a loan: {told}")
             else:
-                say(f"the daemon is back: {', '.join(self._devices)} stays with the program")
+                say(f"the daemon is back: the program keeps {', '.join(self._devices)}")
                 break
         if self._over.is_set():  # it ended meanwhile
             self._answer.end()

@@ -1,7 +1,9 @@
 """The borrower's program: its environment, its signals, its end.
 
-terminal ──Ctrl-C, Ctrl-Z──► this process and the program, which are of one process group
-kill     ──any signal──────► this process ──► the program
+    terminal ──Ctrl-C, Ctrl-Z──► this process and the program, which are of one process group
+    kill     ──any signal──────► this process ──► the program
+
+Never speaks to the daemon.
 """
 
 import contextlib
@@ -65,7 +67,8 @@ def _until_ended(child: subprocess.Popen[bytes]) -> int:
             continue
         pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
         if pid and os.WIFSTOPPED(status):
-            os.kill(os.getpid(), signal.SIGSTOP)
+            if os.WSTOPSIG(status) != signal.SIGSTOP:  # else somebody has stopped the program alone
+                os.kill(os.getpid(), signal.SIGSTOP)
         elif pid:
             child.returncode = os.waitstatus_to_exitcode(status)
             return child.returncode if child.returncode >= 0 else 128 - child.returncode
