@@ -116,9 +116,8 @@ def _cost(lot: Lot) -> tuple[bool, int, bool]:
 
 
 def _leaves_service(workers: Sequence[Lendable], chosen: Lot) -> bool:
-    """Return True if a worker in service is left, or if none of the chosen is in service."""
-    names = {one.worker for one in chosen if one.serves}
-    return not names or any(one.serves and one.worker not in names for one in workers)
+    """Return True if a worker in service is left."""
+    return any(one.serves and one not in chosen for one in workers)
 
 
 def _why(lots: Sequence[Lot], count: int, chosen: Lot) -> str:
@@ -127,6 +126,7 @@ def _why(lots: Sequence[Lot], count: int, chosen: Lot) -> str:
         if taken := [one for one in lot if one.taken]:
             reasons.append(f"{', '.join(devices_of(lot))} is {taken[0].taken}")
         elif not set(lot) <= set(chosen):
-            reasons.append(f"{', '.join(one.worker for one in lot)} is the last in service (--all lends it, too)")
+            names = ", ".join(one.worker for one in lot)
+            reasons.append(f"without {names} none would serve (--all lends it, too)")
     wanted = f"{count} {'device' if count == 1 else 'devices'} wanted"
     return f"of {wanted} {len(devices_of(chosen))} can be lent: {'; '.join(reasons)}"
