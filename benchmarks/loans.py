@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import record
 from melld.control.client import ControlClient
 from melld.control.messages import AskStory
 from melld.decisions.stories import Happened
@@ -32,6 +33,16 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
 STREAMS, KINDS, TOKENS, SLOW_S = 16, 8, 220, 0.004
+HEAD = [
+    "loans",
+    "streams whole, altered, cut",
+    "moves",
+    "start, s",
+    "slowest move, s",
+    "start / slowest move",
+    "back, s",
+]
+"""Medians, and in brackets the longest."""
 ENDS = ("exit", "failure", "SIGTERM", "SIGINT", "SIGKILL of the program", "SIGKILL of melld run")
 TRAINING = """
 import os, torch
@@ -143,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loans", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", type=Path, help="folder for loans.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="melld-") as parent:
         model = Path(parent) / "demo"
@@ -151,12 +163,14 @@ def main() -> None:
         with DaemonProcess(model, *flags, harmable=True) as daemon:
             daemon.wait_ready()
             Operator(daemon).wait_linked(daemon)
-            figures = _measured(daemon, options.loans, options.seed)
-    for name, value in figures.items():
-        print(f"{name}: {value}", flush=True)
+            cells = _measured(daemon, options.loans, options.seed)
+    print(" | ".join(cells), flush=True)
+    if options.write is not None:
+        table = "\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), cells))
+        record(options.write, "loans", table, "two CPU cores")
 
 
-def _measured(daemon: DaemonProcess, loans: int, seed: int) -> dict[str, Any]:
+def _measured(daemon: DaemonProcess, loans: int, seed: int) -> list[str]:
     asked = {kind: Stream(daemon, body_of(kind)) for kind in range(KINDS)}
     answers = {kind: stream.result() for kind, stream in asked.items()}
     bench = Bench(daemon, seed)
@@ -172,15 +186,16 @@ def _measured(daemon: DaemonProcess, loans: int, seed: int) -> dict[str, Any]:
             load.end()
     starts_s, moves_s = zip(*bench.starts, strict=True)
     ratios = [took_s / move_s for took_s, move_s in bench.starts]
-    return {
-        "loans": loans,
-        "streams whole, altered, cut": (load.whole, load.altered, load.cut),
-        "moves": bench.moves,
-        "start, median and longest, s": (statistics.median(starts_s), max(starts_s)),
-        "slowest move, median, s": statistics.median(moves_s),
-        "start / slowest move, median": statistics.median(ratios),
-        "back after kill -9, median and longest, s": (statistics.median(bench.backs), max(bench.backs)),
-    }
+    seconds = "{:.2f} ({:.2f})".format
+    return [
+        f"{loans}",
+        f"{load.whole}, {load.altered}, {load.cut}",
+        f"{bench.moves}",
+        seconds(statistics.median(starts_s), max(starts_s)),
+        seconds(statistics.median(moves_s), max(moves_s)),
+        seconds(statistics.median(ratios), max(ratios)),
+        seconds(statistics.median(bench.backs), max(bench.backs)),
+    ]
 
 
 if __name__ == "__main__":
