@@ -32,7 +32,7 @@ from tests.migrate.live import Answer, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
-STREAMS, KINDS, TOKENS, SLOW_S = 16, 8, 220, 0.004
+STREAMS, KINDS, TOKENS, SLOW_S = 16, 8, 120, 0.004
 HEAD = [
     "loans",
     "streams whole, altered, cut",
@@ -46,13 +46,14 @@ HEAD = [
 ENDS = ("exit", "failure", "SIGTERM", "SIGINT", "SIGKILL of the program", "SIGKILL of melld run")
 TRAINING = """
 import os, torch
+torch.set_num_threads(1)
 print(os.environ["MELLD_DEVICES"], os.getpid(), flush=True)
 layer = torch.nn.Linear(64, 64)
-adam = torch.optim.Adam(layer.parameters())
+descent = torch.optim.SGD(layer.parameters(), lr=0.01)
 for _ in range(20):
-    adam.zero_grad()
+    descent.zero_grad()
     (layer(torch.randn(32, 64)) ** 2).mean().backward()
-    adam.step()
+    descent.step()
 """
 STAYS = 'echo "$MELLD_DEVICES" $$; exec sleep 1000'
 FAILS = 'echo "$MELLD_DEVICES" $$; exit 9'
@@ -145,7 +146,7 @@ class Bench:
                 self._operator.wait(lambda status: not any(one["loan"] for one in status["workers"]), 30)
                 self.backs.append(time.monotonic() - killed_s)
         expected = {"exit": 0, "failure": 9, "SIGTERM": 143, "SIGINT": 130, "SIGKILL of the program": 137}
-        code = run.wait(60)
+        code = run.wait(300)
         assert code == expected.get(how, -signal.SIGKILL), (how, code)
 
 
