@@ -62,7 +62,7 @@ class DrainState(enum.StrEnum):
 class WorkerDrain:
     """A worker's drain and the fate of the requests that were there."""
 
-    def __init__(self, worker: WorkerId, began_s: float, loan: Lend | None) -> None:
+    def __init__(self, worker: WorkerId, began_s: float, loan: Lend | None = None) -> None:
         self.worker = worker
         self.loan = loan
         """Who gets the device, and gives it back; None: an operator's drain."""
