@@ -52,9 +52,9 @@ from melld.api.routes import check_method, route_of
 from melld.api.serving.fit import fit_classes
 from melld.api.stored_responses import ASKED, StoredResponses
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, show_parsers, until_head
-from melld.control.status import tier_of
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns
+from melld.scheduler.priorities import tier_of
 
 log = logging.getLogger("melld.api")
 

@@ -26,11 +26,11 @@ from melld.api.guards.request import Trust
 from melld.api.long_answers import LongAnswer
 from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
-from melld.control.status import Tier
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.outlet import Outlet
 from melld.engine.frontend.turns import Turns
 from melld.errors import UnusableToolCall
+from melld.scheduler.priorities import Tier
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
 # clients.

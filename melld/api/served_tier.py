@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRespo
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 
 from melld.api.answers import Dialect
-from melld.control.status import Tier
+from melld.scheduler.priorities import Tier
 
 _OF_ANTHROPIC = {Tier.PRIORITY: "priority", Tier.DEFAULT: "standard", Tier.FLEX: "batch"}
 _CHUNK, _MESSAGE = "data: {", "event: message_start\ndata: "

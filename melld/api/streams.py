@@ -24,9 +24,9 @@ from melld.api.calls import CALLS
 from melld.api.connections.exchange import Exchange
 from melld.api.error_mapping import ServingFault
 from melld.api.served_tier import name_in_event
-from melld.control.status import Tier
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.outlet import Outlet
+from melld.scheduler.priorities import Tier
 
 HEAD_AFTER_S = 1.0
 """How long an admitted request without a token can still be answered with a status: workers find some errors."""

@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, SubCommand] = {
     "drain": SubCommand("melld.cli.drain", "take a worker out of service, and free its device"),
     "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
     "resume": SubCommand("melld.cli.resume", "take a drained worker into service again"),
+    "run": SubCommand("melld.cli.borrowing.command", "lend a device to a program for as long as it runs"),
     "check-config": SubCommand("melld.cli.check_config", "say whether a configuration can be used"),
     "simulate": SubCommand("melld.cli.simulation.command", "try scheduling policies on a trace, without GPUs"),
     "install-service": SubCommand("melld.cli.install_service", "write melld's systemd units, or remove them"),
@@ -47,7 +48,7 @@ COMMANDS: Mapping[str, SubCommand] = {
 }
 SYNONYMS: Mapping[str, str] = {"ps": "status"}
 """Names that other servers use for the same command."""
-HINTS: Mapping[str, str] = {"run": "serve", "start": "serve", "list": "models", "ls": "models", "top": "status"}
+HINTS: Mapping[str, str] = {"start": "serve", "list": "models", "ls": "models", "top": "status"}
 """Commands of other servers, and the command to suggest for each."""
 
 

@@ -28,11 +28,11 @@ from melld.control.status import (
     LinkStatus,
     MoveStatus,
     RequestStatus,
-    Tier,
     WorkerState,
     WorkerStatus,
     workers_ready,
 )
+from melld.scheduler.priorities import Tier
 
 MOST_MOVES = 8
 DEVICE_BAR_CELLS = 24
@@ -129,7 +129,8 @@ def _remarks(status: DaemonStatus) -> list[Text]:
 
 
 def _why(worker: WorkerStatus) -> str:
-    return f"class {worker.size_class}, {worker.why}" if worker.size_class else worker.why
+    why = f"{worker.why} for {duration_text(worker.loan.age_s)}" if worker.loan is not None else worker.why
+    return f"class {worker.size_class}, {why}" if worker.size_class else why
 
 
 def _tokens_only(links: Sequence[LinkStatus]) -> list[Text]:

@@ -27,6 +27,7 @@ STATE_STYLES: dict[str, str] = {
     DaemonState.DRAINING: "cyan",
     DaemonState.STOPPING: "cyan",
     WorkerState.DRAINED: "dim",
+    WorkerState.LENT: "cyan",
     WorkerState.WAKING: "yellow",
     WorkerState.ASLEEP: "dim",
     WorkerState.DOZING: "dim",

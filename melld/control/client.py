@@ -4,10 +4,11 @@ Owns finding the socket and telling "no daemon" from "refused".  What it returns
 may own the socket.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
 """
 
+import contextlib
 import http.client
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from melld.control.messages import CONTROL_SOCKET, ControlErrorBody
 from melld.errors import MelldError
 from melld.printable import printable, printable_all
 
+LONGEST_LINE_BYTES = 1 << 20
 ANSWER_S = 10.0
 """Time that the daemon has to answer a request for its status."""
 
@@ -87,6 +89,31 @@ class ControlClient:
             raise ControlRefused(answer.status, _reason(answer.status, text))
         return msgspec.json.encode(printable_all(msgspec.json.decode(text)))
 
+    def begin(self, operation: str, message: msgspec.Struct) -> "OpenAnswer":
+        """Begin an operation that lasts as long as its connection.
+
+        Raises:
+            NoDaemon, ControlRefused: see `operate`.
+        """
+        connection = self._connect(self._answer_s)
+        line = msgspec.json.encode(message) + b"\n"
+        try:
+            connection.putrequest("POST", f"/{operation}")
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders()
+            connection.send(b"%x\r\n%b\r\n" % (len(line), line))  # the chunk that would end the body never comes
+            channel = connection.sock
+            answer = connection.getresponse()
+            text = answer.read() if answer.status >= 400 else b""
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise NoDaemon([(connection.path, f"no answer ({printable(str(error))})")]) from error
+        if answer.status >= 400:
+            connection.close()
+            raise ControlRefused(answer.status, _reason(answer.status, text))
+        channel.settimeout(None)
+        return OpenAnswer(channel, answer)
+
     def _connect(self, deadline_s: float) -> "_UnixConnection":
         tried = []
         for directory in self._directories:
@@ -99,6 +126,36 @@ class ControlClient:
                 connection.close()
                 tried.append((connection.path, _why(error)))
         raise NoDaemon(tried)
+
+
+class OpenAnswer:
+    """An operation that lasts until `end`, or until this process or the daemon ends."""
+
+    def __init__(self, channel: socket.socket, answer: http.client.HTTPResponse) -> None:
+        self._channel = channel
+        self._answer = answer
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield what the daemon says, as JSON, until it says no more.
+
+        Raises:
+            msgspec.MsgspecError: a line is not JSON.
+        """
+        while line := self._read_line():
+            yield msgspec.json.encode(printable_all(msgspec.json.decode(line)))
+        self._answer.close()
+        self._channel.close()
+
+    def _read_line(self) -> bytes:
+        try:
+            return self._answer.readline(LONGEST_LINE_BYTES)
+        except (OSError, http.client.HTTPException):  # the daemon has gone
+            return b""
+
+    def end(self) -> None:
+        """End the operation, and with it the lines, which another thread may be reading."""
+        with contextlib.suppress(OSError):  # the daemon has gone, or the lines have ended
+            self._channel.shutdown(socket.SHUT_RDWR)
 
 
 class _UnixConnection(http.client.HTTPConnection):

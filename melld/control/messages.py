@@ -146,6 +146,57 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """True if its process had to be started; `melld status` says when it is ready."""
 
 
+class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Lend devices to a program for as long as the connection lasts.
+
+    The request's body is this message on one line, and goes on without a word until the loan ends.  Answered by lines
+    of `Loan`, the last of which is LENT or REFUSED.
+    """
+
+    command: str
+    pid: int
+    user: str
+    """The program, for others to see; the process that keeps the connection; and whose it is."""
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    devices: tuple[str, ...] = ()
+    """Lend these, such as `cuda:1`, and no others; then `count` does not matter."""
+    even_last: bool = False
+    """Lend the last worker in service, too."""
+    wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long to wait for devices that can be lent, if there are none now."""
+    held_s: float | None = None
+    """The program has had `devices` for so long, by a loan whose connection broke.  None: it is a new loan."""
+
+    @property
+    def borrower(self) -> str:
+        """Return to whom it goes, in words."""
+        return f"`{self.command}` (pid {self.pid}, {self.user})"
+
+
+class LoanStep(enum.StrEnum):
+    """How far a loan is."""
+
+    WAITING = "waiting"  # no device can be lent now
+    EMPTYING = "emptying"  # requests leave the workers, or their processes end
+    LENT = "lent"  # the devices are free
+    REFUSED = "refused"  # none could be lent in the time that the borrower would wait
+
+
+class Loan(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a loan."""
+
+    step: LoanStep
+    devices: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+    """Of its GPUs."""
+    workers: tuple[str, ...] = ()
+    left: int = 0
+    moved: int = 0
+    """Requests that are still there, and that were moved away."""
+    reason: str = ""
+    """Reason for WAITING and REFUSED."""
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
 

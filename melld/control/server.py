@@ -33,22 +33,57 @@ class Operation(NamedTuple):
     act: Callable[[Any], Awaitable[msgspec.Struct]]
 
 
+class OpenCall:
+    """A client whose operation lasts as long as its connection."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._answer: web.StreamResponse | None = None
+        self.left: asyncio.Future[bytes] = asyncio.ensure_future(request.content.read())
+        """Done once the client has gone, however it went."""
+
+    async def say(self, message: msgspec.Struct) -> None:
+        """Send a line.
+
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        if self._answer is None:
+            self._answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await self._answer.prepare(self._request)
+        await self._answer.write(msgspec.json.encode(message) + b"\n")
+
+    async def end(self, refusal: web.Response) -> web.StreamResponse:
+        """Return the answer, or the refusal if nothing has been said."""
+        self.left.cancel()
+        await asyncio.gather(self.left, return_exceptions=True)
+        return self._answer or refusal
+
+
+class Lasting(NamedTuple):
+    """An operation whose handler may say several things, and returns when it is over: at the latest, once `left`."""
+
+    takes: type[msgspec.Struct]
+    act: Callable[[Any, OpenCall], Awaitable[None]]
+
+
 def create_control_app(
-    operations: Mapping[str, Operation], current_status: Callable[[], DaemonStatus]
+    operations: Mapping[str, Operation | Lasting], current_status: Callable[[], DaemonStatus]
 ) -> web.Application:
     """Build the application that answers on the control socket."""
+    lasting: set[asyncio.Task[Any]] = set()
 
     async def status(_request: web.Request) -> web.Response:
         return _answer(current_status())
 
-    async def operate(request: web.Request) -> web.Response:
+    async def operate(request: web.Request) -> web.StreamResponse:
         name = request.match_info["operation"]
         operation = operations.get(name)
         if operation is None:
             known = ", ".join(sorted(operations)) or "none"
             return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
         try:
-            body = await request.read()
+            body = await (request.content.readline() if isinstance(operation, Lasting) else request.read())
         except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP
             return _refusal(400, "bad_request", f"{name}: the request body cannot be read: {error}")
         try:
@@ -56,7 +91,9 @@ def create_control_app(
         except msgspec.MsgspecError as error:  # not JSON, or not of this shape
             return _refusal(400, "bad_request", f"{name}: {error}")
         try:
-            return _answer(await operation.act(asked))
+            if isinstance(operation, Operation):
+                return _answer(await operation.act(asked))
+            return await _last(operation, asked, OpenCall(request), lasting)
         except ConfigError as error:
             return _refusal(400, "config_error", str(error))
         except MelldError as error:
@@ -65,7 +102,29 @@ def create_control_app(
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/status", status)
     app.router.add_post("/{operation}", operate)
+
+    async def end_lasting(_app: web.Application) -> None:
+        for task in lasting:
+            task.cancel()
+
+    app.on_shutdown.append(end_lasting)
     return app
+
+
+async def _last(
+    operation: Lasting, asked: msgspec.Struct, call: OpenCall, lasting: set[asyncio.Task[Any]]
+) -> web.StreamResponse:
+    task = asyncio.current_task()
+    assert task is not None
+    lasting.add(task)
+    try:
+        await operation.act(asked, call)
+    except ConnectionError:  # it has gone in the middle of a word
+        pass
+    finally:
+        lasting.discard(task)
+        answer = await call.end(_refusal(400, "bad_request", "the client has left"))
+    return answer
 
 
 class ControlServer:
@@ -114,7 +173,7 @@ class ControlServer:
 
 @contextlib.asynccontextmanager
 async def serve_control(
-    operations: Mapping[str, Operation], status: Callable[[], DaemonStatus], control: ControlSocket
+    operations: Mapping[str, Operation | Lasting], status: Callable[[], DaemonStatus], control: ControlSocket
 ) -> AsyncIterator[ControlServer]:
     """Answer on the control socket while the block runs.  The socket's owner closes it.
 

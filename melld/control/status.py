@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from melld.migrate.snapshot import Phase
+from melld.scheduler.priorities import Tier
 from melld.scheduler.roles import Role
 
 SCHEMA = 1
@@ -36,6 +37,7 @@ class WorkerState(enum.StrEnum):
     STOPPING = "stopping"  # its process is ending
     WAKING = "waking"  # its process starts again; requests placed on it wait
     DRAINED = "drained"  # an operator took its device; `melld resume` starts it
+    LENT = "lent"  # another program has its device (`melld run`); it starts when that ends
     STOPPED = "stopped"  # no process; started when needed
     FAILED = "failed"  # its process died or would not start; `reason` says what comes next
 
@@ -44,6 +46,16 @@ RESTING = frozenset({WorkerState.ASLEEP, WorkerState.DOZING, WorkerState.STOPPIN
 """The serving states in which a worker is not needed now."""
 SERVING = RESTING | {WorkerState.READY, WorkerState.WAKING}
 """States in which a worker runs requests or can be woken for one."""
+
+
+class LoanStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that `melld run` lends a worker's device to, and how long it has had it, emptying included."""
+
+    command: str
+    pid: int
+    """Of `melld run`."""
+    user: str
+    age_s: float
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +105,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of its largest request: `T` (or tiny), `S`, `M`, `L`."""
     why: str = ""
     """Why it is awake or not, when it will sleep, how far its drain is."""
+    loan: LoanStatus | None = None
 
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
@@ -100,19 +113,6 @@ def workers_ready(workers: Sequence[WorkerStatus]) -> str:
     serving = [worker.state for worker in workers if worker.state in SERVING]
     resting = sum(state in RESTING for state in serving)
     return f"{len(serving)} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
-
-
-class Tier(enum.StrEnum):
-    """Urgency of a request, as OpenAI's APIs name it."""
-
-    PRIORITY = "priority"  # goes first: its `priority` is below 0
-    DEFAULT = "default"  # its `priority` is 0
-    FLEX = "flex"  # goes last: its `priority` is above 0
-
-
-def tier_of(priority: int) -> Tier:
-    """Return the tier of a request with this priority."""
-    return Tier.PRIORITY if priority < 0 else Tier.FLEX if priority else Tier.DEFAULT
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,12 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from melld.control.status import SERVING, DeviceStatus, MovingState, RequestStatus, Tier
+from melld.control.status import SERVING, DeviceStatus, MovingState, RequestStatus
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.watch import Watch
 from melld.migrate.snapshot import Phase
+from melld.scheduler.priorities import Tier
 
 INTERVAL_S = 0.01
 WINDOW_S = 60.0
@@ -116,6 +117,7 @@ def _figures(parts: ModelParts) -> tuple[Figure, ...]:
     judged = "Requests that ended, or were sent away for want of room."
     attained = "Judged requests whose first token and pace were in time."
     in_time = "Judged requests whose first token was in time."
+    lent = "Seconds for which workers' devices were lent (`melld run`), summed."
     awake_s, known_s = parts.history.worker_seconds()
     return (
         Figure(gauge, "melld_requests_queued", "Requests that no worker has room for yet.", queued),
@@ -125,6 +127,8 @@ def _figures(parts: ModelParts) -> tuple[Figure, ...]:
         Figure(counter, "melld_suspensions", suspended, parts.driver.suspensions),
         Figure(counter, "melld_worker_awake_seconds", "Seconds that workers were awake, summed.", awake_s),
         Figure(gauge, "melld_gpu_hours_saved", "Hours that workers slept, summed.", (known_s - awake_s) / 3600),
+        Figure(counter, "melld_loans", "Loans of devices (`melld run`) begun.", parts.driver.loans.count),
+        Figure(counter, "melld_lent_seconds", lent, parts.driver.loans.lent_s()),
         Figure(counter, "melld_requests_judged", judged, service.judged),
         Figure(counter, "melld_requests_attained", attained, service.attained),
         Figure(counter, "melld_requests_first_token_in_time", in_time, service.in_time),

@@ -222,7 +222,8 @@ class ServedModel:
         """Return a worker's state as operators see it, and the reason for it."""
         drain = self.parts.driver.drains.by_worker.get(place.slot.worker)
         if drain is not None:
-            return (WorkerState.DRAINED if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+            gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
+            return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
         if place.state is WorkerState.FAILED and not place.given_up:
             when = "is not tried again for" if place.is_owned else "starts again in"
             return place.state, f"{place.detail}; {when} {place.back_off_s:.0f} s"
@@ -234,8 +235,9 @@ class ServedModel:
 
     def why_closed(self) -> str | None:
         """Say why requests may not even wait: no worker will be restarted; return None if they may."""
+        is_lent, out = self.parts.driver.loans.status_of, (WorkerState.DRAINING, WorkerState.DRAINED)
         return self._why_not(
-            lambda place, state: state not in (WorkerState.DRAINING, WorkerState.DRAINED) and not place.given_up
+            lambda place, state: bool(is_lent(place.slot.worker)) or (state not in out and not place.given_up)
         )
 
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:

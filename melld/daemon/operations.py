@@ -11,6 +11,7 @@ from melld.control.messages import (
     AskStory,
     Drain,
     Drained,
+    Lend,
     Load,
     Migrate,
     Profile,
@@ -19,12 +20,13 @@ from melld.control.messages import (
     Resumed,
     Unload,
 )
-from melld.control.server import Operation
+from melld.control.server import Lasting, OpenCall, Operation
 from melld.control.status import ModelStatus
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.model import ModelNotLoaded, ModelParts, NotUnloaded, ServedModel
 from melld.decisions.stories import Story
+from melld.driver.lendable import NeverLent
 from melld.driver.report import MoveReport
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import RequestId, WorkerId
@@ -57,9 +59,17 @@ def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
 
 def operations_of(
     models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
-) -> dict[str, Operation]:
-    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `load`, `unload` and `why`."""
-    return _of_workers(models, machines) | _of_models(models, landlord)
+) -> dict[str, Operation | Lasting]:
+    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
+
+    async def lend(asked: Lend, call: OpenCall) -> None:
+        if machines is not None:
+            raise NeverLent("Ray gives out a cluster's devices: `melld drain` a machine, then ask Ray for them")
+        if landlord is not None:
+            raise NeverLent("several models share the devices, which are lent with one model only: see `melld unload`")
+        await models[0].parts.driver.loans.lend(asked, call)
+
+    return {**_of_workers(models, machines), **_of_models(models, landlord), "lend": Lasting(Lend, lend)}
 
 
 def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dict[str, Operation]:

@@ -201,7 +201,8 @@ def ready_text(
     body = f"-H 'Content-Type: application/json'{key} \\\n            -d '{{\"model\": \"{model}\", {question}}}'"
     body = body if question else f"-F model={shlex.quote(model)} -F file=@speech.wav{key}"
     at = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost" if url.startswith("unix:") else url
-    without = "".join(f"\n  without {one.worker} on {one.device}, {one.state}: {one.reason}" for one in missing)
+    told = ((one.worker, one.device, one.state, one.reason or one.why) for one in missing)
+    without = "".join(f"\n  without {worker} on {device}, {state}: {why}" for worker, device, state, why in told)
     return f"""melld: ready{without}
 
   API     {url}/v1

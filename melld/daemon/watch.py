@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from melld import __version__
-from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus, tier_of
+from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus
 from melld.daemon.history import Attainment
 from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
@@ -26,6 +26,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.nvml import Nvml
 from melld.kvstore.worker_readings import WorkerDevices, WorkerReading, WorkerReadings
 from melld.migrate.snapshot import Phase
+from melld.scheduler.priorities import tier_of
 from melld.tasks import Tasks
 
 RATE_WINDOW = 5
@@ -235,6 +236,7 @@ class Watch:
             restarts=place.restarts,
             size_class=why.size_class(worker) if blocks else None,
             why=why.why(place),
+            loan=model.parts.driver.loans.status_of(worker),
         )
 
     def _reading(self, place: Place) -> DeviceReading | None:

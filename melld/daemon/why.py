@@ -70,6 +70,10 @@ class Explainer:
         worker = place.slot.worker
         drain = self._driver.drains.by_worker.get(worker)
         known = self._cluster.workers.get(worker)
+        if drain is not None and drain.loan is not None:
+            left = _requests(len(drain.left)) if drain.state is DrainState.DRAINING else "its process"
+            lent = drain.state is DrainState.DRAINED
+            return f"{'lent' if lent else f'draining: {left} left; to be lent'} to {drain.loan.borrower}"
         if drain is not None and drain.state is not DrainState.DRAINING:
             drained = drain.state is DrainState.DRAINED
             return f"drained: `melld resume {worker}` starts it" if drained else "draining: its process ends"

@@ -117,6 +117,8 @@ def _told(event: AnyEvent, known: Record) -> Iterator[tuple[str, Record]]:
             yield "worker", rest if event.steady else {**rest, "steady": False}
         case events.WorkerDown():
             yield from (("worker", {"worker": one, "capacity_bytes": 0, "gone": True}) for one in event.workers)
+        case events.WorkerDraining() if event.lent_to:
+            yield "drain", _fields(event, "worker", "lent_to")
         case events.WorkersPaced():
             yield from (("pace", {"worker": one, **msgspec.structs.asdict(pace)}) for one, pace in event.paces.items())
         case _ if type(event) in PLAIN_FACTS:

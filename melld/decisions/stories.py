@@ -17,6 +17,7 @@ import msgspec
 from melld.decisions.records import Record, is_decision
 from melld.errors import UnknownRequest
 from melld.ids import RequestId
+from melld.scheduler.reasons import Reason
 
 MOST_LINES = 100
 """Lines that a story keeps: the first one and the latest."""
@@ -104,6 +105,8 @@ class Stories:
         self._kept = kept
         self._live: dict[RequestId, _OpenStory] = {}
         self._ended: OrderedDict[RequestId, _OpenStory] = OrderedDict()
+        self._lent_to: dict[str, str] = {}
+        """The borrower of each worker's device."""
 
     def story(self, name: str) -> Story:
         """Return the story of the request of that id, or of the only one whose id contains it, unfinished ones first.
@@ -129,6 +132,8 @@ class Stories:
         """Add the records of one event."""
         event = ""
         for record in records:
+            if record["kind"] in ("drain", "resume"):
+                self._lent_to[str(record["worker"])] = str(record.get("lent_to", ""))
             if record["kind"] in _PASSED_OVER:
                 continue
             event = event or event_in_words(records)
@@ -145,6 +150,8 @@ class Stories:
         story = self._live.get(request)
         if story is None:
             return
+        if record.get("cause") == Reason.DRAIN and (borrower := self._lent_to.get(str(record.get("source")))):
+            record = {**record, "cause": f"its worker's device is lent to {borrower}"}
         line = _line(story, record, event)
         if line is not None:
             story.add(line)
@@ -192,6 +199,8 @@ def event_in_words(records: Sequence[Record]) -> str:
             return f"the move of {request} was {'committed' if fact['outcome'] == 'committed' else 'cancelled'}"
         case "ask":
             return f"an operator wants {request} on {fact['destination']}"
+        case "drain" if "lent_to" in fact:
+            return f"{worker} is emptied, as its device is lent"
     return _EVENTS[str(kind)].format(request=request, worker=worker)
 
 

@@ -13,7 +13,7 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 
-from melld.control.messages import Drained, DrainOutcome, Resumed
+from melld.control.messages import Drained, DrainOutcome, Lend, Resumed
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
@@ -41,6 +41,16 @@ class LastWorker(MelldError):
         )
 
 
+class WorkerLent(MelldError):
+    """The worker's device is another program's for now."""
+
+    status = 409
+    code = "worker_lent"
+
+    def __init__(self, worker: str, loan: Lend) -> None:
+        super().__init__(f"{worker} is lent to {loan.borrower}, and is back in service when that ends: kill {loan.pid}")
+
+
 class DrainState(enum.StrEnum):
     """State of a drain."""
 
@@ -52,8 +62,10 @@ class DrainState(enum.StrEnum):
 class WorkerDrain:
     """A worker's drain and the fate of the requests that were there."""
 
-    def __init__(self, worker: WorkerId, began_s: float) -> None:
+    def __init__(self, worker: WorkerId, began_s: float, loan: Lend | None = None) -> None:
         self.worker = worker
+        self.loan = loan
+        """Who gets the device, and gives it back; None: an operator's drain."""
         self.state = DrainState.DRAINING
         self.began_s = began_s
         self.total_s: float | None = None
@@ -109,11 +121,15 @@ class Drains:
         Raises:
             UnknownWorker: no worker has that name.
             LastWorker: no other worker takes requests.
+            WorkerLent: its device is lent.
         """
         place = self._fleet.place_of(worker)
         drain = self.by_worker.get(worker)
         if drain is None:
+            self._refuse_last(worker)
             drain = self._begin(place)
+        elif drain.loan is not None:
+            raise WorkerLent(worker, drain.loan)
         if deadline_s is not None and drain.state is DrainState.DRAINING:
             if drain.deadline is not None:
                 drain.deadline.cancel()
@@ -142,14 +158,22 @@ class Drains:
             raise
         return list(await asyncio.gather(*(self.drain(worker, wait, deadline_s) for worker in workers)))
 
-    async def resume(self, worker: WorkerId) -> Resumed:
-        """Take the worker into service again and start its process if there is none.
+    def lend(self, worker: WorkerId, loan: Lend) -> WorkerDrain:
+        """Take the worker out of service, even the last, for a borrower who alone can have it resumed."""
+        return self._begin(self._fleet.place_of(worker), loan)
+
+    async def resume(self, worker: WorkerId, loan: Lend | None = None) -> Resumed:
+        """Take the worker into service again and start its process if there is none.  `loan`: which that ends.
 
         Raises:
             UnknownWorker: no worker has that name.
+            WorkerLent: its device is lent.
         """
         place = self._fleet.place_of(worker)
-        drain = self.by_worker.pop(worker, None)
+        drain = self.by_worker.get(worker)
+        if drain is not None and drain.loan is not loan and drain.loan is not None:
+            raise WorkerLent(worker, drain.loan)
+        self.by_worker.pop(worker, None)
         if drain is not None:
             if drain.deadline is not None:
                 drain.deadline.cancel()
@@ -179,16 +203,16 @@ class Drains:
 
     # -- steps of a drain --------------------------------------------------------------------------------------------
 
-    def _begin(self, place: Place) -> WorkerDrain:
-        worker = place.slot.worker
-        self._refuse_last(worker)
-        drain = self.by_worker[worker] = WorkerDrain(worker, self._clock())
+    def _begin(self, place: Place, loan: Lend | None = None) -> WorkerDrain:
+        worker, lent_to = place.slot.worker, loan.borrower if loan is not None else ""
+        drain = self.by_worker[worker] = WorkerDrain(worker, self._clock(), loan)
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
-        log.info("draining %s, which has %d requests", worker, len(drain.left))
+        whose = f", to be lent to {lent_to}" if lent_to else ""
+        log.info("draining %s, which has %d requests%s", worker, len(drain.left), whose)
         if not self._fleet.is_ready(worker):  # none of its requests has started
             self._fleet.withdraw(worker)
         elif worker in self._cluster.workers:
-            self._tell(events.WorkerDraining(self._clock(), worker=worker))
+            self._tell(events.WorkerDraining(self._clock(), worker=worker, lent_to=lent_to))
         self._stop_if_empty(drain)
         return drain
 

@@ -16,6 +16,7 @@ import msgspec
 from melld.control.messages import AlreadyThere
 from melld.driver.drain import Drains
 from melld.driver.executor import Executor
+from melld.driver.loans import Loans
 from melld.driver.moves import WantedMoves
 from melld.driver.news import News
 from melld.driver.queue import RequestQueue
@@ -74,6 +75,7 @@ class Driver:
         self.queue = RequestQueue(fleet, clock)
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
+        self.loans = Loans(fleet, scheduler.cluster, self.drains, clock)
         self.news = News(fleet, scheduler.cluster, clock, self.handle)
         self.suspensions = 0
         self._on_rest = on_rest

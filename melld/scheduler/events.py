@@ -1,11 +1,10 @@
 """The scheduler's input (events) and output (commands).
 
-Events are facts, in the past tense.  Commands are decisions, in the imperative.  Both are frozen.
+Events are facts, in the past tense.  Commands are decisions, in the imperative.  Both are frozen.  Times are seconds on
+a monotonic clock that the caller chooses.  Sizes are bytes of KV blocks.
 `scheduler.Scheduler.handle` takes one event and returns the commands in the order in which they must be applied.
 
     event ──► Scheduler.handle ──► commands ──► driver (daemon) or simulator ──► events ...
-
-Times are seconds on a monotonic clock that the caller chooses.  Sizes are bytes of KV blocks.
 """
 
 from collections.abc import Mapping
@@ -141,6 +140,7 @@ class WorkerDraining(Event, frozen=True, tag=True, gc=False):
     """The worker drains: no new requests, and its present ones move away as room is found."""
 
     worker: WorkerId
+    lent_to: str = ""  # the program that gets its device, in words
 
 
 class WorkerResumed(Event, frozen=True, tag=True, gc=False):

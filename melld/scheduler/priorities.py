@@ -7,6 +7,8 @@
 Owns the settings and the arithmetic of classes.  Never orders requests (`waiting` does) and never chooses a worker.
 """
 
+import enum
+
 import msgspec
 
 HIGH, NORMAL, LOW = -1, 0, 1
@@ -37,3 +39,16 @@ class Priorities(msgspec.Struct, frozen=True):
 def class_of(priority: int) -> int:
     """Return the class of a request with that priority: `HIGH`, `NORMAL` or `LOW`."""
     return (priority > 0) - (priority < 0)
+
+
+class Tier(enum.StrEnum):
+    """Urgency of a request, as OpenAI's APIs name it."""
+
+    PRIORITY = "priority"  # goes first: its `priority` is below 0
+    DEFAULT = "default"  # its `priority` is 0
+    FLEX = "flex"  # goes last: its `priority` is above 0
+
+
+def tier_of(priority: int) -> Tier:
+    """Return the tier of a request with this priority."""
+    return Tier.PRIORITY if priority < 0 else Tier.FLEX if priority else Tier.DEFAULT

@@ -69,6 +69,9 @@ def impostor(directory: Path) -> Iterator[Impostor]:
         (answer("200 OK", f'{{"{IN_JSON}": "{IN_JSON}"}}'.encode()), ["status", "--json"]),
         (answer("400 Bad", f'{{"code": "{IN_JSON}", "message": "{IN_JSON}"}}'.encode()), ["drain", "w0"]),
         (answer("200 OK", f'{{"worker": "{IN_JSON}", "outcome": "drained"}}'.encode()), ["drain", "w0", "--json"]),
+        (answer("400 Bad", f'{{"code": "{IN_JSON}", "message": "{IN_JSON}"}}'.encode()), ["run", "--", "true"]),
+        (answer("200 OK", f'{{"step": "refused", "reason": "{IN_JSON}"}}\n'.encode()), ["run", "--", "true"]),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + NASTY.encode(), ["run", "--", "true"]),
         (f"{NASTY} is no HTTP\r\n\r\n".encode(), ["status"]),
         (answer("200 OK", NASTY.encode()), ["status", "--json"]),
     ],
@@ -78,7 +81,7 @@ def test_nothing_that_a_socket_answers_steers_the_terminal(
 ) -> None:
     """An operator who asks the wrong socket sees odd text, and keeps the terminal."""
     impostor.says = says
-    done = melld_here(*words, "--runtime-directory", str(directory))
+    done = melld_here(words[0], "--runtime-directory", str(directory), *words[1:])
     shown = done.stdout + done.stderr
     assert shown.strip()
     assert "Traceback" not in shown

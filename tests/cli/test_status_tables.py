@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from melld.cli.status_tables import status_view
-from melld.control.status import DaemonState, RequestStatus, Tier, WorkerState, WorkerStatus
+from melld.control.status import DaemonState, RequestStatus, WorkerState, WorkerStatus
 from melld.migrate.snapshot import Phase
+from melld.scheduler.priorities import Tier
 from tests.cli.plausible import STATUS, TOKENS_ONLY
 from tests.effort import examples
 

@@ -87,7 +87,9 @@ def test_the_model_is_named_without_a_flag() -> None:
     [
         ("stauts", "there is no command 'stauts'; did you mean 'status'?"),
         ("ls", "did you mean 'models'?"),
-        ("run", "did you mean 'serve'?"),
+        ("run llama3", "did you mean 'serve'?"),
+        ("run --gpus 1 llama3 --keepalive 1m", "did you mean 'serve'?"),
+        ("run", "melld run -- COMMAND ..."),
         ("xyzzy", "simulate"),
         ("status --wach", "did you mean '--watch'?"),
         ("serve m --max-modl-len 3", "did you mean '--max-model-len'?"),

@@ -17,6 +17,7 @@ from melld.control.status import (
     DaemonStatus,
     DeviceStatus,
     LinkStatus,
+    LoanStatus,
     MachineStatus,
     ModelState,
     ModelStatus,
@@ -26,10 +27,10 @@ from melld.control.status import (
     RequestStatus,
     ServiceStatus,
     TenantStatus,
-    Tier,
     WorkerState,
     WorkerStatus,
 )
+from melld.scheduler.priorities import Tier
 from melld.scheduler.roles import Role
 from tests.docs.configuration_text import descriptions
 
@@ -39,6 +40,7 @@ STRUCTS = (
     DeviceStatus,
     TenantStatus,
     WorkerStatus,
+    LoanStatus,
     ServiceStatus,
     RequestStatus,
     MoveStatus,

@@ -21,11 +21,11 @@ from melld.control import server as server_module
 from melld.control.client import ControlClient, ControlRefused, NoDaemon
 from melld.control.messages import CONTROL_SOCKET, Reload, Reloaded
 from melld.control.runtime_directory import ControlSocket, DaemonRunning, open_control_socket, runtime_directory
-from melld.control.server import Operation, serve_control
+from melld.control.server import Lasting, OpenCall, Operation, serve_control
 from melld.control.status import DaemonStatus
-from melld.errors import ConfigError, RequestTooLarge
+from melld.errors import ConfigError, RequestTooLarge, UnknownWorker
 from tests.cli.plausible import STATUS
-from tests.control.control_daemon import Operated
+from tests.control.control_daemon import ControlDaemon, Operated
 from tests.patience import PATIENCE_S
 
 
@@ -160,6 +160,62 @@ async def test_a_client_that_leaves_in_the_middle_is_no_fault(
         await writer.wait_closed()
         assert await asyncio.to_thread(ControlClient([directory]).status)
     assert caplog.records == []
+
+
+async def test_an_operation_may_last_as_long_as_its_connection(served: Operated, directory: Path) -> None:
+    """A loan ends with its borrower, however that ends: what the client says no more is noticed at once."""
+    over = asyncio.Event()
+
+    async def last(asked: Move, call: OpenCall) -> None:
+        await call.say(asked)
+        await call.say(Reload())
+        await asyncio.wait({call.left})
+        over.set()
+
+    served.operations["last"] = Lasting(Move, last)
+    client = ControlClient([directory])
+    answer = await asyncio.to_thread(client.begin, "last", Move("r1", "w1"))
+    lines = answer.lines()
+    assert msgspec.json.decode(await asyncio.to_thread(next, lines), type=Move) == Move("r1", "w1")
+    assert await asyncio.to_thread(next, lines) == b"{}"
+    assert not over.is_set()
+    answer.end()
+    await asyncio.wait_for(over.wait(), PATIENCE_S)
+    assert await asyncio.to_thread(next, lines, b"no more") == b"no more"
+
+
+async def test_a_lasting_operation_that_is_refused_is_told_as_any_other(served: Operated, directory: Path) -> None:
+    """A borrower sees why there is no device."""
+
+    async def refuse(_asked: Move, _call: OpenCall) -> None:
+        raise UnknownWorker("w7", ["w0"])
+
+    served.operations["refuse"] = Lasting(Move, refuse)
+    client = ControlClient([directory])
+    with pytest.raises(ControlRefused, match="there is no worker 'w7'"):
+        await asyncio.to_thread(client.begin, "refuse", Move("r1", "w1"))
+    with pytest.raises(ControlRefused, match="missing required field"):
+        await asyncio.to_thread(client.begin, "refuse", Reload())
+
+
+def test_the_daemons_end_does_not_wait_for_lasting_operations(directory: Path) -> None:
+    """Nor does it tell them that the client has left: what is lent then is not taken back."""
+    ends: list[str] = []
+
+    async def last(asked: Reload, call: OpenCall) -> None:
+        await call.say(asked)
+        try:
+            await asyncio.wait({call.left})
+            ends.append("left")
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    with ControlDaemon(directory, Operated(STATUS, {"last": Lasting(Reload, last)})):
+        lines = ControlClient([directory]).begin("last", Reload()).lines()
+        assert next(lines) == b"{}"
+    assert list(lines) == []
+    assert ends == ["cancelled"]
 
 
 async def test_an_answer_has_a_deadline(served: Operated, directory: Path) -> None:

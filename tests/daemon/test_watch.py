@@ -11,10 +11,11 @@ from melld.cluster.envelopes import Facts, Hello, Readings
 from melld.cluster.link import Link
 from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
-from melld.control.messages import Drain, Load, Resume
-from melld.control.status import DaemonState, ModelState, WorkerState, workers_ready
+from melld.control.messages import Drain, Lend, Load, Resume
+from melld.control.status import DaemonState, LoanStatus, ModelState, WorkerState, workers_ready
 from melld.daemon.first_loads import FrontEnds
 from melld.daemon.history import History
+from melld.daemon.landlord import LandlordShell
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
@@ -24,14 +25,17 @@ from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
 from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
-from melld.driver.drain import WorkerDrain
+from melld.driver.drain import DrainState, WorkerDrain
 from melld.driver.idle import IdleWorkers
+from melld.driver.lendable import NeverLent
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.wire import messages as wire
 from melld.errors import UnknownWorker
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.worker_readings import WorkerReading
+from melld.landlord.landlord import Landlord
+from melld.landlord.tenure import LandlordSettings
 from melld.scheduler.idle import IdleSettings
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
@@ -140,6 +144,21 @@ def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
     assert watched.watch.why_closed() == "no worker can serve: w0 draining, w1 failed, w2 failed"
 
 
+def test_requests_wait_for_workers_that_are_lent_and_the_status_says_to_whom() -> None:
+    """They come back when the borrowers end: a daemon without others is not ready, and is no reason to restart it."""
+    watched = Watched()
+    loan = Lend(command="train", pid=7, user="ann", held_s=60.0)
+    for worker in (W0, W1, W2):
+        watched.drains.by_worker[worker] = WorkerDrain(worker, watched.daemon.clock(), loan)
+    watched.drains.by_worker[W0].state = DrainState.DRAINED
+    assert watched.watch.why_not_ready() == "no worker can serve: w0 lent, w1 draining, w2 draining"
+    assert watched.watch.why_closed() is None
+    lent, emptying, _ = watched.watch.status().workers
+    assert (lent.state, lent.why) == (WorkerState.LENT, "lent to `train` (pid 7, ann)")
+    assert lent.loan == LoanStatus(command="train", pid=7, user="ann", age_s=60.0)
+    assert emptying.why == "draining: 0 requests left; to be lent to `train` (pid 7, ann)"
+
+
 def test_the_daemon_starts_and_drains_whatever_its_workers_do() -> None:
     """Its own state goes first."""
     watched = Watched()
@@ -202,6 +221,16 @@ async def test_who_names_no_worker_is_told_of_machines_too() -> None:
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
         with pytest.raises(UnknownWorker, match=r"there are: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
+
+
+async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None:
+    """A borrower is told in a line who does give them out."""
+    watched = Watched()
+    several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
+    asked = Lend(command="train", pid=7, user="ann")
+    for parts, why in (((None, watched.machines), "Ray gives out"), ((several, None), "several models share")):
+        with pytest.raises(NeverLent, match=why):
+            await operations_of([watched.model], *parts)["lend"].act(asked, None)
 
 
 async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:

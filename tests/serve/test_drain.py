@@ -1,9 +1,12 @@
 """`melld drain` and `melld resume` on a real daemon under load: no stream is broken, and the device is free."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +83,47 @@ def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Op
     assert worker["why"] == "drained: `melld resume w1` starts it"
     assert (worker["reason"], worker["tokens_per_s"], worker["memory_bytes"]) == ("", 0, None), "nothing is wrong"
     assert [stream.result() for stream in streams] == unmoved
+
+
+def melld_run(daemon: DaemonProcess, *words: str) -> list[str]:
+    return [sys.executable, "-m", "melld", "run", "--runtime-directory", str(daemon.runtime_directory), *words]
+
+
+@contextlib.contextmanager
+def borrowing(daemon: DaemonProcess, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A `melld run`, which is killed at the latest at the end of the block."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(melld_run(daemon, *words), text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_device_is_lent_under_load_and_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
+    """`melld run`: the program starts on a device without a process, all can see whose it is, and it comes back."""
+    unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(STREAMS)]]
+    program = "--device", "cpu:1", "--", "sh", "-c", "echo $MELLD_DEVICES; exec cat"
+    with slowed(daemon.faults, SLOW_S):
+        streams = begun(daemon, STREAMS)
+        there = [one["request"] for one in operator.status()["requests"] if one["worker"] == "w1"]
+        with borrowing(daemon, *program) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "cpu:1\n"
+            worker = state_of(operator, "w1")
+            assert (worker["state"], worker["pid"], worker["loan"]["pid"]) == ("lent", None, running.pid)
+            lent = f"lent to `sh` (pid {running.pid}, "
+            assert worker["why"].startswith(lent)
+            assert f"its worker's device is {lent}" in daemon.melld("why", there[0]).stdout
+            assert lent in daemon.melld("resume", "w1").stderr
+            refused = subprocess.run(melld_run(daemon, "--", "true"), stderr=subprocess.PIPE, text=True, check=False)
+            assert lent in refused.stderr
+            assert "without w0 none would serve" in refused.stderr
+    operator.wait(lambda _: state_of(operator, "w1")["loan"] is None, 30)
+    assert [stream.result() for stream in streams] == unmoved
+    metrics = daemon.get("/metrics")
+    assert re.search(r"^melld_loans_total{.*} 1.0$", metrics, re.MULTILINE)
+    assert re.search(r"^melld_lent_seconds_total{.*} [0-9.]+$", metrics, re.MULTILINE)
 
 
 def test_the_last_worker_is_not_drained(daemon: DaemonProcess, operator: Operator) -> None:

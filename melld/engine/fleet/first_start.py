@@ -68,6 +68,5 @@ class FirstStart:
             return
         if any(place.is_ready for place in self._places):
             self._over.set_result(None)
-        elif not self.anybody_was_ready:
-            assert self._failure is not None
+        elif not self.anybody_was_ready and self._failure is not None:  # else all are kept out: one comes back
             self._over.set_exception(self._failure)

@@ -82,6 +82,12 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the scheduler."""
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Return each of its devices by name, without the number of a worker that shares it: `cuda:0`, `cuda:1`."""
+        kind, _, numbers = self.device.partition(":")
+        return tuple(f"{kind}:{number.partition('.')[0]}" for number in numbers.split("+"))
+
+    @property
     def uuid(self) -> str | None:
         """Return its first GPU; None on a CPU."""
         return self.uuids[0] if self.uuids else None

@@ -65,6 +65,7 @@ def test_a_process_may_die_in_every_state_that_has_one() -> None:
     with_process = {*WorkerState} - {
         WorkerState.DRAINING,
         WorkerState.DRAINED,
+        WorkerState.LENT,
         WorkerState.STOPPING,
         WorkerState.FAILED,
     }

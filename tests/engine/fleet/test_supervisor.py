@@ -171,7 +171,7 @@ def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
         await daemon.settle()
         assert not starting.done()
         second.die(4)
-        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu could not start: ended with exit code 3"):
+        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu:0 could not start: ended with exit code 3"):
             await starting
 
     run_virtually(told)

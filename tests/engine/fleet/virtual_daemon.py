@@ -75,9 +75,10 @@ class VirtualDaemon:
     ) -> None:
         self.names = [WorkerId(f"{name}{index}") for index in range(workers)]
         specs = [WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
+        devices = [f"cpu:{index}" for index in range(workers)]
         slots = [
-            Slot(worker=WorkerId(spec.worker), device="cpu", spec=spec, machine=f"m{number}", machine_number=number)
-            for number, spec in zip(itertools.cycle(range(machines)), specs, strict=False)
+            Slot(worker=WorkerId(spec.worker), device=device, spec=spec, machine=f"m{number}", machine_number=number)
+            for number, spec, device in zip(itertools.cycle(range(machines)), specs, devices, strict=False)
         ]
         self.hosts = {slot.machine: host() for slot in slots}
         settings = SchedulerSettings(ClusterSettings(retire_after_s=0.5))

@@ -7,12 +7,15 @@ import asyncio
 import signal
 from collections.abc import Sequence
 
+import msgspec
+
 from melld.control.status import WorkerState
 from melld.ids import WorkerId
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Via
 from melld.migrate.table import MoveState
 from melld.scheduler.events import MoveAsked
+from tests.engine.fleet.virtual_borrower import ASKED, Borrower
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, BLOCKS, FrameDecoder, VirtualWorker, wire
@@ -28,6 +31,7 @@ class History:
     def __init__(self, daemon: VirtualDaemon) -> None:
         self.daemon = daemon
         self.told: list[str] = []
+        self._borrowers: list[Borrower] = []
         self._acts = (
             *[self._obey] * 5,
             *[self._deliver] * 5,
@@ -58,6 +62,8 @@ class History:
             *[self._rest] * 2,
             self._drain,
             self._resume,
+            self._lend,
+            self._give_back,
             *[self._flush] * 2,
         )
 
@@ -237,6 +243,19 @@ class History:
     def _resume(self, name: WorkerId, _: int) -> None:
         self.daemon.spawn(self.daemon.drains.resume(name))
 
+    def _lend(self, name: WorkerId, number: int) -> None:
+        """To a program that names this device, or takes what is cheapest."""
+        devices = self.daemon.fleet.places[name].slot.devices if number % 2 else ()
+        held_s, wait_s = (None, None, 5.0)[number // 2 % 3], (0.0, 3.0)[number // 6 % 2]
+        asked = {"devices": devices, "even_last": number % 5 == 0, "wait_s": wait_s}
+        if devices:
+            asked["held_s"] = held_s
+        self._borrowers.append(Borrower(self.daemon, msgspec.structs.replace(ASKED, **asked)))
+
+    def _give_back(self, _: WorkerId, number: int) -> None:
+        if self._borrowers:
+            self._borrowers.pop(number % len(self._borrowers)).leave()
+
     async def _flush(self, _: WorkerId, __: int) -> None:
         await self.daemon.flush()
         found = self.daemon.misplaced()
@@ -244,6 +263,9 @@ class History:
 
     async def end(self) -> None:
         """Every worker is in service and well again."""
+        while self._borrowers:
+            self._give_back(self.daemon.names[0], 0)
+        await self.daemon.settle()
         for name in self.daemon.names:
             self._worker(name).hung = False
             self.daemon.fleet.limit_capacity(name, BLOCKS * BLOCK_BYTES)

@@ -1,0 +1,124 @@
+"""Which devices `melld run` gets: the cheapest to empty, and never the last in service unless it is asked for."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from melld.driver.lendable import Lendable, NeverLent, NothingToLend, Wanted, choose, devices_of
+from melld.ids import WorkerId
+
+REASONS = ("", "", "", "drained by an operator")
+
+
+@st.composite
+def fleets(draw: st.DrawFn, each: int = 1) -> list[Lendable]:
+    """Workers of `each` devices, in any state."""
+    workers = []
+    for number in range(draw(st.integers(1, 5))):
+        requests, serves = draw(st.integers(0, 2)), draw(st.booleans())
+        workers.append(
+            Lendable(
+                worker=WorkerId(f"w{number}"),
+                devices=tuple(f"cuda:{number * each + index}" for index in range(each)),
+                serves=serves,
+                is_awake=draw(st.booleans()),
+                requests=requests if serves else 0,
+                kv_bytes=draw(st.integers(1, 3)) if requests and serves else 0,
+                taken=draw(st.sampled_from(REASONS)),
+            )
+        )
+    return workers
+
+
+def cost(worker: Lendable) -> tuple[bool, int, bool]:
+    return worker.requests > 0, worker.kv_bytes, worker.is_awake
+
+
+def allowed(workers: Sequence[Lendable], lent: Sequence[Lendable], even_last: bool) -> bool:
+    """Whether a loan of these keeps its promises, said anew."""
+    left = [one for one in workers if one.serves and one not in lent]
+    return not any(one.taken for one in lent) and (even_last or bool(left))
+
+
+@given(fleets(), st.integers(1, 5), st.booleans())
+def test_the_cheapest_devices_are_lent_of_those_that_may_be(
+    workers: list[Lendable], count: int, even_last: bool
+) -> None:
+    """No choice of as many devices that keeps a worker in service would have been cheaper to empty."""
+    possible = [lent for lent in itertools.combinations(workers, count) if allowed(workers, lent, even_last)]
+    try:
+        chosen = choose(workers, Wanted(count, even_last=even_last))
+    except NeverLent:
+        assert count > len(workers) or (count == len(workers) and not even_last)
+    except NothingToLend:
+        assert not possible
+    else:
+        assert allowed(workers, chosen, even_last)
+        assert len(devices_of(chosen)) == count
+        best = min(sorted(map(cost, lent)) for lent in possible)
+        assert sorted(map(cost, chosen)) == best
+
+
+@given(fleets(each=2), st.integers(1, 10), st.booleans())
+def test_a_workers_devices_go_together(workers: list[Lendable], count: int, even_last: bool) -> None:
+    """Half of a tensor-parallel worker cannot serve: its other device would be idle, and still full."""
+    try:
+        chosen = choose(workers, Wanted(count, even_last=even_last))
+    except (NeverLent, NothingToLend):
+        return
+    assert allowed(workers, chosen, even_last)
+    assert count <= len(devices_of(chosen)) <= count + 1
+
+
+@given(fleets(), st.sets(st.integers(0, 5), min_size=1), st.booleans())
+def test_named_devices_are_lent_or_none(workers: list[Lendable], indices: set[int], even_last: bool) -> None:
+    """Another device than the one that was named is of no use."""
+    named = tuple(f"cuda:{index}" for index in sorted(indices))
+    meant = [one for one in workers if set(one.devices) & set(named)]
+    try:
+        chosen = choose(workers, Wanted(devices=named, even_last=even_last))
+    except NeverLent:
+        assert not set(named) <= set(devices_of(workers))
+    except NothingToLend:
+        assert not allowed(workers, meant, even_last)
+    else:
+        assert set(chosen) == set(meant)
+        assert allowed(workers, chosen, even_last)
+
+
+def worker(name: str, *devices: str, taken: str = "") -> Lendable:
+    return Lendable(WorkerId(name), devices, serves=not taken, is_awake=True, requests=0, kv_bytes=0, taken=taken)
+
+
+def test_workers_that_share_a_device_are_emptied_together() -> None:
+    """The device is free only when the last of them has gone."""
+    shared = [worker("w0", "cuda:0"), worker("w1", "cuda:1"), worker("w2", "cuda:1")]
+    assert [one.worker for one in choose(shared, Wanted(devices=("cuda:1",)))] == ["w1", "w2"]
+
+
+def test_of_equals_the_last_is_lent() -> None:
+    """The scheduler packs requests on the first ones."""
+    assert [one.worker for one in choose([worker("w0", "cpu:0"), worker("w1", "cpu:1")], Wanted())] == ["w1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (
+            Wanted(),
+            "of 1 device wanted 0 can be lent: without w0 none would serve (--all lends it, too); cpu:1 is lent",
+        ),
+        (Wanted(devices=("cpu:1",)), "of 1 device wanted 0 can be lent: cpu:1 is lent"),
+        (Wanted(devices=("cpu:7",)), "there is no device 'cpu:7'; there are: cpu:0, cpu:1"),
+        (Wanted(count=3), "there are 2 devices, not 3"),
+        (Wanted(count=2), "2 are all devices, and one stays in service: --all lends it, too"),
+    ],
+)
+def test_what_is_not_lent_is_said(wanted: Wanted, says: str) -> None:
+    """A borrower knows at once whether waiting helps, or another word on the command line."""
+    with pytest.raises((NothingToLend, NeverLent)) as refused:
+        choose([worker("w0", "cpu:0"), worker("w1", "cpu:1", taken="lent")], wanted)
+    assert str(refused.value) == says

@@ -1,0 +1,166 @@
+"""Loans on the daemon below its API: devices are lent and given back under requests, which all come to their end."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.control.messages import LoanStep
+from melld.control.status import LoanStatus
+from melld.decisions.stories import Happened
+from melld.driver.drain import DrainState, LastWorker, WorkerLent
+from melld.driver.lendable import NeverLent, NothingToLend
+from melld.ids import WorkerId
+from tests.engine.fleet.virtual_borrower import ASKED, Borrower
+from tests.engine.fleet.virtual_daemon import VirtualDaemon
+from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
+
+W0, W1, W2 = (WorkerId(f"w{index}") for index in range(3))
+ALL = msgspec.structs.replace(ASKED, count=2, even_last=True)
+FIRST = msgspec.structs.replace(ASKED, devices=("cpu:0",))
+
+
+def on_a_daemon(workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]]) -> None:
+    """The story, then every request comes to its end, and every record agrees."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = await VirtualDaemon(loop, workers).start()
+        await story(daemon)
+        await daemon.finish()
+        await daemon.close()
+
+    run_virtually(told)
+
+
+def test_requests_move_away_and_their_stories_name_the_program() -> None:
+    """No stream is cut for a loan, and who asks why a request moved is told for whom."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        requests = [daemon.admit(1, 12) for _ in range(2)]
+        await daemon.flush()
+        assert {live.worker for live in daemon.fleet.live.values()} == {W0}
+        borrower = Borrower(daemon, FIRST)
+        loan = await borrower.until(LoanStep.LENT)
+        assert (loan.workers, loan.devices, loan.left, loan.moved) == (("w0",), ("cpu:0",), 0, 2)
+        assert daemon.drains.by_worker[W0].state is DrainState.DRAINED
+        for request in requests:
+            [began] = [one for one in daemon.stories.story(request).lines if one.what is Happened.MOVE_BEGAN]
+            assert began.reason == "its worker's device is lent to `train` (pid 7, ann)"
+        borrower.leave()
+
+    on_a_daemon(2, story)
+
+
+@pytest.mark.parametrize("patience", [0, 1, 2, 20])
+def test_whenever_the_borrower_goes_its_worker_is_back(patience: int) -> None:
+    """It may be killed before it had the device, as it gets it, or after."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        daemon.admit(1, 12)
+        await daemon.flush()
+        borrower = Borrower(daemon, FIRST)
+        for _ in range(patience):
+            daemon.advance()
+            await asyncio.sleep(0.05)
+        borrower.leave()
+        await daemon.flush()
+        await borrower.over
+        assert daemon.drains.by_worker == {}
+        assert (daemon.driver.loans.count, daemon.driver.loans.status_of(W0)) == (min(patience, 1), None)
+        assert daemon.driver.loans.lent_s() == pytest.approx(0.05 * patience)
+
+    on_a_daemon(2, story)
+
+
+def test_only_the_borrower_gives_a_lent_device_back() -> None:
+    """An operator's slip would put a worker on a device that another program fills."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        borrower = Borrower(daemon)
+        await borrower.until(LoanStep.LENT)
+        for operation in (daemon.drains.resume(W1), daemon.drains.drain(W1, False, 0.0)):
+            with pytest.raises(WorkerLent, match=r"w1 is lent to `train` \(pid 7, ann\).*: kill 7"):
+                await operation
+        with pytest.raises(LastWorker, match="w1: drained"):
+            await daemon.drains.drain(W0, False, None)
+        await asyncio.sleep(2.0)
+        lent = daemon.driver.loans.status_of(W1)
+        assert lent is not None
+        assert lent == LoanStatus(command="train", pid=7, user="ann", age_s=lent.age_s)
+        assert lent.age_s >= 2.0
+        borrower.leave()
+
+    on_a_daemon(2, story)
+
+
+def test_loans_wait_in_line_or_are_refused_at_once() -> None:
+    """The first that waits is the first to get a device, and a later one does not snatch it."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        first = Borrower(daemon)
+        await first.until(LoanStep.LENT)
+        at_once = Borrower(daemon)
+        patient, later = (Borrower(daemon, msgspec.structs.replace(ASKED, wait_s=wait_s)) for wait_s in (60.0, 50.0))
+        hasty = Borrower(daemon, msgspec.structs.replace(ASKED, wait_s=1.0))
+        await daemon.settle()
+        assert isinstance(at_once.refused, NothingToLend)
+        assert "cpu:1 is lent to `train`" in (await patient.until(LoanStep.WAITING)).reason
+        await hasty.until(LoanStep.REFUSED)
+        first.leave()
+        await patient.until(LoanStep.LENT)
+        await later.until(LoanStep.WAITING)
+        patient.leave()
+        await later.until(LoanStep.LENT)
+        later.leave()
+        await daemon.settle()
+
+    on_a_daemon(2, story)
+
+
+def test_the_last_worker_is_lent_on_demand_and_requests_wait_for_it() -> None:
+    """`--all`: what runs there ends, what comes later waits, and is served once the device is back."""
+
+    async def story(daemon: VirtualDaemon) -> None:
+        refused = Borrower(daemon, msgspec.structs.replace(ASKED, count=2))
+        await daemon.settle()
+        assert isinstance(refused.refused, NeverLent)
+        borrower = Borrower(daemon, ALL)
+        await borrower.until(LoanStep.LENT)
+        daemon.admit(1, 4)
+        await daemon.flush()
+        await asyncio.sleep(3.0)
+        assert [live.worker for live in daemon.fleet.live.values()] == [None]
+        borrower.leave()
+        await daemon.flush()
+
+    on_a_daemon(2, story)
+
+
+def test_a_new_daemon_hears_what_is_held_before_its_workers_are_there() -> None:
+    """The program that outlived the last daemon keeps its device, even all of them: no worker starts there."""
+
+    async def told(loop: VirtualLoop) -> None:
+        daemon = VirtualDaemon(loop, 2)
+        held = msgspec.structs.replace(ASKED, devices=("cpu:0", "cpu:1"), held_s=3600.0)
+        starting = daemon.spawn(daemon.fleet.supervisor.start())
+        borrower = Borrower(daemon, held)
+        await borrower.until(LoanStep.LENT)
+        assert [one.state for one in daemon.workers() if one.ended is None] == []
+        lent = daemon.driver.loans.status_of(W0)
+        assert lent is not None
+        assert lent.age_s >= 3600.0
+        other = Borrower(daemon, msgspec.structs.replace(held, devices=("cpu:0",)))
+        await daemon.settle()
+        assert isinstance(other.refused, NothingToLend)
+        assert not starting.done()
+        borrower.leave()
+        await daemon.settle()
+        for worker in daemon.workers():
+            worker.become_ready()
+        await daemon.flush()
+        await starting
+        await daemon.close()
+
+    run_virtually(told)
