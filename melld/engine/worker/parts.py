@@ -59,7 +59,7 @@ class Parts:
         blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
         self.reporter = StepReporter(blocks, book, self.moves, self.writer.report)
         self.read = partial(read, connection, engine, line, say, self.pulse.pong)
-        self.preparer = Preparer(line, residency, self.inbox, say)
+        self.preparer = Preparer(line, residency, self.inbox, self.writer.tell)
         self.grammars = Grammars(engine.structured_output_manager)
         self.borrower = Borrower(lent, say)
         self.dozer = Dozer(engine, lent, budget, links, self.reporter, say)

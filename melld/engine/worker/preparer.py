@@ -33,7 +33,11 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class Preparer:
-    """The preparer of one worker: `line` holds messages read from the wire; `answer` sends one to the daemon."""
+    """The preparer of one worker: `line` holds messages read from the wire.
+
+    `answer` sends a message to the daemon and returns once it is on its way: a request that ends its worker at once
+    must be known to have been there.
+    """
 
     def __init__(
         self,

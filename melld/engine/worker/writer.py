@@ -38,12 +38,19 @@ class Writer:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._outbox: queue.SimpleQueue[tuple[msgspec.Struct, Any] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[msgspec.Struct, Any] | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=vital(self._write), name="writer", daemon=True)
 
     def say(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
         """Put a message into the outbox.  Thread-safe."""
         self._outbox.put((message, tuple(payload)))
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Say a message, and return once it is written: the daemon hears of it whatever happens next."""
+        written = threading.Event()
+        self._outbox.put((message, ()))
+        self._outbox.put(written)
+        written.wait()
 
     def report(self, done: wire.StepDone, outputs: "EngineCoreOutputs | None") -> None:
         """Put a step's report and outputs into the outbox."""
@@ -63,6 +70,9 @@ class Writer:
 
         encoder = MsgpackEncoder()
         while (item := self._outbox.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             message, payload = item
             buffers = payload if isinstance(payload, tuple) else encoder.encode(payload)
             write_frame(self._connection, message, buffers)

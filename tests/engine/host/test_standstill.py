@@ -66,7 +66,7 @@ def test_a_stopped_process_is_told_from_one_that_waits() -> None:
         os.kill(pid, signal.SIGSTOP)
         stopped, idle = looks(pid)
         assert stopped >= LOOKS - 1  # it may have begun to stop as the first look came
-        assert idle == stopped
+        assert idle >= stopped  # on a busy machine it may not have computed before, either
 
 
 def test_a_process_that_gets_on_slowly_is_left_alone() -> None:
