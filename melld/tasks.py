@@ -29,7 +29,7 @@ HEALTHY_S = 60.0
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a task does: `start` is called for each run.  A run that returns is over for good."""
+    """The work of a task: `start` is called for each run.  A run that returns is over for good."""
 
     start: Callable[[], Coroutine[Any, Any, None]]
     rests_s: Sequence[float] = RESTS_S

@@ -42,7 +42,7 @@ class Lendable(NamedTuple):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a borrower asks for: `devices`, if it names some, else `count` of them."""
+    """A borrower's request: `devices`, if it names some, else `count` of them."""
 
     count: int = 1
     devices: tuple[str, ...] = ()

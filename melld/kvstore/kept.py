@@ -11,7 +11,7 @@ import msgspec
 
 
 class Kind(NamedTuple):
-    """What one layer keeps."""
+    """A kind of memory that a layer keeps."""
 
     told: str
     """As people read it: KV `with state`; empty for what most models keep."""

@@ -38,7 +38,7 @@ _TEMPLATE_KEYS = ("chat_template", "tokenize")
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """What the operator and the model allow clients, by options of `[model.vllm]`."""
+    """Permissions that the operator and the model give clients, by options of `[model.vllm]`."""
 
     chat_template: bool = False
     multimodal_kwargs: bool = False
