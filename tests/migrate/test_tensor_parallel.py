@@ -1,5 +1,6 @@
 """Workers of two ranks each: answers as from one device, moves, and the death of a rank, on a real daemon."""
 
+import contextlib
 import os
 import signal
 import time
@@ -12,11 +13,11 @@ from melld.kvstore.process_meter import with_children
 from tests.migrate.live import GREEDY, SEEDED, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
+from tests.worker_faults import slowed
 
 SHORT = {"max_tokens": 64}
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY | {"max_tokens": 160}}
-"""`long` still runs when whoever looks for its worker has found it."""
 SILENCE_S = 6.0
 HERE = (("greedy", "tokens"), ("seeded", "kv"))
 """Moves in the short form."""
@@ -43,6 +44,10 @@ class Group:
         """Where the stream's request runs."""
         (request,) = self.operator.requests_of(stream)
         return str(request["worker"])
+
+    def slowed(self) -> contextlib.AbstractContextManager[None]:
+        """Within it what runs does not end before it is looked at."""
+        return slowed(self.daemon.faults)
 
     def begun(self, case: str) -> Stream:
         """A stream whose first tokens have come."""
@@ -72,6 +77,7 @@ def group(demo_model: Path) -> Iterator[Group]:
         "migration.checksum=true",
         "--set",
         f"health.ping_timeout_s={SILENCE_S}",
+        harmable=True,
     ) as process:
         process.wait_ready()
         group = Group(process)
@@ -108,9 +114,8 @@ def test_two_ranks_say_what_one_device_says(group: Group, told: dict[str, str]) 
 
 def test_ranks_that_have_just_answered_leave_the_cores_to_others(group: Group) -> None:
     """vLLM's would look for the next message without a pause, for a second."""
-    stream = group.begun("greedy")
-    ranks = group.ranks(group.worker_of(stream))
-    stream.result()
+    ranks = [rank for worker in ("w0", "w1") for rank in group.ranks(worker)]
+    group.begun("greedy").result()
     began_s, before_s = time.monotonic(), [computed_s(rank) for rank in ranks]
     while time.monotonic() < began_s + 0.5:
         group.operator.status()
@@ -128,8 +133,9 @@ def test_ranks_that_have_just_answered_leave_the_cores_to_others(group: Group) -
 )
 def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[str, str], case: str, via: str) -> None:
     """Every rank must know the request, have its part of the blocks, and sample with the same generator."""
-    stream = group.begun(case)
-    assert [report["via"] for report in group.operator.move(stream, via)] == [via]
+    with group.slowed():
+        stream = group.begun(case)
+        assert [report["via"] for report in group.operator.move(stream, via)] == [via]
     answer = stream.result()
     assert (answer.error, answer.choices[0].text) == (None, told[case])
 
@@ -137,8 +143,9 @@ def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[s
 @pytest.mark.long
 def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[str, str]) -> None:
     """An operator takes a pair of devices out of service: nobody is cut, and both are free until they are wanted."""
-    stream = group.begun("long")
-    worker = group.worker_of(stream)
+    with group.slowed():
+        stream = group.begun("long")
+        worker = group.worker_of(stream)
     processes = [group.pid(worker), *group.ranks(worker)]
     assert group.daemon.melld("drain", worker, "--wait").returncode == 0
     answer = stream.result()
@@ -151,11 +158,12 @@ def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[st
 
 def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group, told: dict[str, str]) -> None:
     """vLLM by itself would notice after seconds, and its clients would lose their answers."""
-    streams = {case: group.begun(case) for case in ("seeded", "long")}
-    worker = group.worker_of(streams["long"])
-    pid = group.pid(worker)
-    victim, sibling = group.ranks(worker)
-    os.kill(victim, signal.SIGKILL)
+    with group.slowed():
+        streams = {case: group.begun(case) for case in ("seeded", "long")}
+        worker = group.worker_of(streams["long"])
+        pid = group.pid(worker)
+        victim, sibling = group.ranks(worker)
+        os.kill(victim, signal.SIGKILL)
     group.operator.wait_gone(worker, pid)
     answers = {case: stream.result() for case, stream in streams.items()}
     assert [answer.error for answer in answers.values()] == [None, None]
@@ -167,10 +175,11 @@ def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group,
 
 def test_a_rank_that_is_stopped_costs_its_worker_and_no_token(group: Group, told: dict[str, str]) -> None:
     """Its worker answers pings, in a step that may take minutes; so the rank itself is looked at."""
-    streams = {case: group.begun(case) for case in ("seeded", "long")}
-    worker = group.worker_of(streams["long"])
-    pid = group.pid(worker)
-    os.kill(group.ranks(worker)[1], signal.SIGSTOP)
+    with group.slowed():
+        streams = {case: group.begun(case) for case in ("seeded", "long")}
+        worker = group.worker_of(streams["long"])
+        pid = group.pid(worker)
+        os.kill(group.ranks(worker)[1], signal.SIGSTOP)
     group.operator.wait_gone(worker, pid)
     group.daemon.wait_for(f"{worker} hangs, killing it: a rank of it was stopped (SIGSTOP) for {SILENCE_S:.0f} s")
     answers = {case: stream.result() for case, stream in streams.items()}
