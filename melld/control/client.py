@@ -129,7 +129,7 @@ class ControlClient:
 
 
 class OpenAnswer:
-    """An operation that lasts until `end`, or until this process or the daemon ends."""
+    """An operation that lasts until `end` or `close`, or until this process or the daemon ends."""
 
     def __init__(self, channel: socket.socket, answer: http.client.HTTPResponse) -> None:
         self._channel = channel
@@ -143,6 +143,9 @@ class OpenAnswer:
         """
         while line := self._read_line():
             yield msgspec.json.encode(printable_all(msgspec.json.decode(line)))
+
+    def close(self) -> None:
+        """Close the connection; nobody reads the lines any more."""
         self._answer.close()
         self._channel.close()
 
