@@ -182,6 +182,7 @@ async def test_an_operation_may_last_as_long_as_its_connection(served: Operated,
     answer.end()
     await asyncio.wait_for(over.wait(), PATIENCE_S)
     assert await asyncio.to_thread(next, lines, b"no more") == b"no more"
+    answer.close()
 
 
 async def test_a_lasting_operation_that_is_refused_is_told_as_any_other(served: Operated, directory: Path) -> None:
@@ -212,9 +213,11 @@ def test_the_daemons_end_does_not_wait_for_lasting_operations(directory: Path) -
             raise
 
     with ControlDaemon(directory, Operated(STATUS, {"last": Lasting(Reload, last)})):
-        lines = ControlClient([directory]).begin("last", Reload()).lines()
+        answer = ControlClient([directory]).begin("last", Reload())
+        lines = answer.lines()
         assert next(lines) == b"{}"
     assert list(lines) == []
+    answer.close()
     assert ends == ["cancelled"]
 
 
