@@ -11,6 +11,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
+from _pytest.assertion.rewrite import assertstate_key
 from hypothesis import settings
 
 from tests.effort import LONG, SHORT
@@ -49,6 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(LONG if config.getoption("--long") else SHORT)
     if getattr(config.option, "numprocesses", None):  # several workers share one
         nursery()
+        rewrite_tests(config)
+
+
+def rewrite_tests(config: pytest.Config) -> None:
+    """Rewrite a fresh clone's assertions once, while the nursery imports, and not in each process."""
+    if sys.dont_write_bytecode:
+        return
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        compiled = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(path, compiled) is None and rewrite.try_makedirs(compiled.parent):
+            source, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[assertstate_key], code, source, compiled)
 
 
 def pytest_collection_finish() -> None:

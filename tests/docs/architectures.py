@@ -60,6 +60,7 @@ class Architecture(NamedTuple):
     keeps: frozenset[str]
 
 
+@functools.cache
 def architectures() -> list[Architecture]:
     """All of the registry, in order; a name that is there twice counts by its first use."""
     found: dict[str, Architecture] = {}

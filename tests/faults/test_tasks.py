@@ -82,7 +82,7 @@ def test_a_task_that_fails_costs_no_stream_and_is_at_work_again(harmed: DaemonPr
 
     def load() -> None:
         while not over.is_set():
-            history.play(requests=8, clients=4)
+            history.play(requests=4, clients=2)
 
     loading = threading.Thread(target=load)
     loading.start()

@@ -14,7 +14,7 @@ from tests.worker_faults import slowed
 
 ROUNDING = 1e-4
 """Log-probabilities of what is computed again: a prompt's states are other sums than those of single tokens."""
-HERE = ("penalties", "json_schema")
+HERE = ("penalties",)
 """In the short form."""
 
 

@@ -18,7 +18,7 @@ from tests.worker_faults import slowed
 SHORT = {"max_tokens": 64}
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY | {"max_tokens": 160}}
-SILENCE_S = 6.0
+SILENCE_S = 3.0
 HERE = (("greedy", "tokens"), ("seeded", "kv"))
 """Moves in the short form."""
 

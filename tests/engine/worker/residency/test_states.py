@@ -27,12 +27,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba 1": ("jamba", {}),
     "beside attention in each layer": ("falcon_h1", {}),
 }
-OFTEN = ("Mamba 2", "without a prefix cache")
+OFTEN, ALSO = "Mamba 2", "without a prefix cache"
+OF_BOTH = ("test_moved_requests_say_what_they_would_have_said", "test_a_request_can_move_at_any_token")
+"""In the short form, what is tried without a prefix cache too."""
 
 
-@pytest.fixture(
-    scope="module", params=[kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try each test on workers of each kind."""
+    often = (OFTEN, ALSO) if metafunc.definition.name in OF_BOTH else (OFTEN,)
+    kinds = [kind if kind in often else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
+    metafunc.parametrize("shared_pair", kinds, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]:
     """Two workers."""
     name, options = KINDS[request.param]
