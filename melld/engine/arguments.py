@@ -28,8 +28,8 @@ CPU_ARGUMENTS: dict[str, Any] = {
     "max_model_len": -1,
 }
 CPU_ENVIRONMENT = {
-    # Packages that are imported ask PyTorch whether there is a GPU.  Its CUDA build, which computes on CPUs too, would ask
-    # the driver, after which no fork of this process may use CUDA: every worker would import everything anew.
+    # Packages that are imported ask PyTorch whether there is a GPU.  Its CUDA build, which computes on CPUs too, would
+    # ask the driver, after which no fork of this process may use CUDA: every worker would import everything anew.
     "CUDA_VISIBLE_DEVICES": "",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
