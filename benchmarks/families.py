@@ -108,12 +108,12 @@ def kill_one(bench: Bench) -> None:
     bench.operator.wait_gone(worker["worker"], int(worker["pid"]))
 
 
-def numbers_of(url: str, name: str) -> list[Any]:
-    """Return what a model that pools answers."""
+def numbers_of(url: str, name: str, model: str = "demo") -> list[Any]:
+    """Return what a model that pools, of the family of this name, answers."""
     pairs = {"query": TEXTS[0], "documents": TEXTS[1:]}
     asked = ("/rerank", pairs) if "reranker" in name else ("/v1/embeddings", {"input": TEXTS})
     path, body = ("/pooling", {"input": TEXTS}) if "tagger" in name else asked
-    answer = httpx.post(url + path, json={"model": "demo", **body}, timeout=300)
+    answer = httpx.post(url + path, json={"model": model, **body}, timeout=300)
     answer.raise_for_status()
     found = answer.json()
     rows = found.get("data") or sorted(found["results"], key=lambda row: row["index"])
