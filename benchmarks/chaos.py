@@ -25,8 +25,8 @@ import httpx
 from benchmarks.families import ROUNDING, numbers_of
 from melld.demo_model import make_demo_model
 from tests.families.every import FAMILIES, make_model_of
-from tests.migrate.chaos import History, orphans
 from tests.families.poolers import POOLERS
+from tests.migrate.chaos import History, orphans
 from tests.migrate.live import Bench, Operator, alike
 from tests.migrate.matrix import HAND_OVERS, MATRIX, suffer
 from tests.serve.daemon_process import DaemonProcess
@@ -156,7 +156,9 @@ def main() -> int:
             flags += ["--config", str(config)]
         else:
             flags += ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB"]
-        with DaemonProcess(None if asked.beside else model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
+        with DaemonProcess(
+            None if asked.beside else model, *flags, environment={"MELLD_FAULTS": str(faults)}
+        ) as daemon:
             daemon.wait_ready()
             print("ready", flush=True)
             began_s = time.monotonic()
