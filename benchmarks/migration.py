@@ -45,6 +45,7 @@ NO_CACHE = ("--set", "model.vllm.enable_prefix_caching=false")
 STEP_S = 0.02
 """Of both models of the part states: the gap less the step is what the move adds."""
 HYBRID, PLAIN = FAMILIES["granite4_h"], FAMILIES["llama3"]
+"""With one layer of attention each: a token takes as many bytes, so that they stay alike as the answers grow."""
 
 
 def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -68,7 +69,7 @@ def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) 
             for state in asked.states:
                 models = {"hybrid": directory / f"hybrid-{state}", "plain": directory / f"plain-{state}"}
                 make_family(HYBRID._replace(fields={**HYBRID.fields, "mamba_d_state": state}), models["hybrid"])
-                make_family(PLAIN, models["plain"])
+                make_family(PLAIN._replace(fields={**PLAIN.fields, "num_hidden_layers": 1}), models["plain"])
                 ways = {way: (served(f"{way}-{state}", *NO_CACHE, model=made), "kv") for way, made in models.items()}
                 for tokens in asked.lengths:
                     hybrid_bytes, plain_bytes = (moved_bytes(daemon, tokens) for daemon, _ in ways.values())
