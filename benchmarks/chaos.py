@@ -153,7 +153,7 @@ def main() -> int:
                 f'name = "{BESIDE}", pinned = true, vllm = {{runner = "pooling"}}}}]\n'
                 f'[devices]\ncpu = {{count = {workers}, memory_bytes = "300MiB"}}\n'
             )
-            flags += ["--config", str(config)]
+            flags += ["--config", str(config), "--set", "idle.sleep_after_s=inf"]  # both are to have two workers
         else:
             flags += ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB"]
         with DaemonProcess(

@@ -162,7 +162,7 @@ def offline(name: str, model: str, options: dict[str, Any]) -> list[Any]:
     from vllm import LLM
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-    engine = LLM(model, **CPU.engine, kv_cache_memory_bytes=CPU.kv_bytes, **options)
+    engine = LLM(model, **{**CPU.engine, "kv_cache_memory_bytes": CPU.kv_bytes, **options})
     if "reranker" in name:
         return [one.outputs.score for one in engine.score(TEXTS[0], TEXTS[1:])]
     if "runner" in options:
