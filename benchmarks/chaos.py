@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -59,8 +59,11 @@ class Beside(threading.Thread):
             if not alike(answer, self._expected, ROUNDING):
                 self.wrong.append(f"altered by the model beside: {answer} instead of {self._expected}")
 
-    def end(self) -> None:
-        """Ask no more."""
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self.join()
 
@@ -69,13 +72,12 @@ def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> t
     """Play a random history; return what happened, and what should not have."""
     played = History(daemon, faults, asked.seed, asked.harm_every_s)
     played.rounding = asked.rounding
-    beside = Beside(daemon.url, asked.beside) if asked.beside else None
+    if asked.beside:  # of several models one that died is started again once it is needed
+        played.calm |= {"failed"}
+    with Beside(daemon.url, asked.beside) if asked.beside else nullcontext() as beside:
+        with slowed(faults) if asked.paced else nullcontext():
+            played.play(asked.requests, asked.clients, asked.seconds)
     if beside:
-        beside.start()
-    with slowed(faults) if asked.paced else nullcontext():
-        played.play(asked.requests, asked.clients, asked.seconds)
-    if beside:
-        beside.end()
         played.tally += beside.tally
         played.wrong += beside.wrong
     counted = [line for line in daemon.get("/metrics").splitlines() if line.startswith("melld_migrations_total")]
@@ -149,11 +151,11 @@ def main() -> int:
             make_model_of(asked.beside, Path(directory) / BESIDE)
             config = Path(directory) / "melld.toml"
             config.write_text(
-                f'models = [{{path = "{model}", name = "demo", pinned = true}}, {{path = "{directory}/{BESIDE}", '
+                f'models = [{{path = "{model}", name = "demo", pinned = true, vllm = {{max_num_seqs = 3}}}}, {{path = "{directory}/{BESIDE}", '
                 f'name = "{BESIDE}", pinned = true, vllm = {{runner = "pooling"}}}}]\n'
                 f'[devices]\ncpu = {{count = {workers}, memory_bytes = "300MiB"}}\n'
             )
-            flags += ["--config", str(config), "--set", "idle.sleep_after_s=inf"]  # both are to have two workers
+            flags += ["--config", str(config), "--set", "idle.sleep_after_s=inf"]  # both models are to have two workers
         else:
             flags += ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB"]
         with DaemonProcess(
