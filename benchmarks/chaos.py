@@ -74,9 +74,9 @@ def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> t
     played.rounding = asked.rounding
     if asked.beside:  # of several models one that died is started again once it is needed
         played.calm |= {"failed"}
-    with Beside(daemon.url, asked.beside) if asked.beside else nullcontext() as beside:
-        with slowed(faults) if asked.paced else nullcontext():
-            played.play(asked.requests, asked.clients, asked.seconds)
+    asking = Beside(daemon.url, asked.beside) if asked.beside else nullcontext()
+    with asking as beside, slowed(faults) if asked.paced else nullcontext():
+        played.play(asked.requests, asked.clients, asked.seconds)
     if beside:
         played.tally += beside.tally
         played.wrong += beside.wrong
@@ -150,9 +150,10 @@ def main() -> int:
         if asked.beside:
             make_model_of(asked.beside, Path(directory) / BESIDE)
             config = Path(directory) / "melld.toml"
+            few = "vllm = {max_num_seqs = 3}"  # so that both devices are needed
             config.write_text(
-                f'models = [{{path = "{model}", name = "demo", pinned = true, vllm = {{max_num_seqs = 3}}}}, {{path = "{directory}/{BESIDE}", '
-                f'name = "{BESIDE}", pinned = true, vllm = {{runner = "pooling"}}}}]\n'
+                f'models = [{{path = "{model}", name = "demo", pinned = true, {few}}},\n'
+                f'{{path = "{directory}/{BESIDE}", name = "{BESIDE}", pinned = true, vllm = {{runner = "pooling"}}}}]\n'
                 f'[devices]\ncpu = {{count = {workers}, memory_bytes = "300MiB"}}\n'
             )
             flags += ["--config", str(config), "--set", "idle.sleep_after_s=inf"]  # both models are to have two workers
