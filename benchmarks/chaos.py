@@ -2,7 +2,7 @@
 
 Prints what happened, and every answer that was lost, altered or late; 0 when there is none.  With `--matrix`: a worker
 killed, or stopped, at each step of a move and of a hand-over after the first token instead, one after the other
-(`tests/migrate/matrix.py`).
+(`tests/migrate/matrix.py`).  With `--beside`: a model that pools is in the same daemon, and its workers die, too.
 """
 
 import argparse
@@ -12,25 +12,74 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import httpx
+
+from benchmarks.families import ROUNDING, numbers_of
 from melld.demo_model import make_demo_model
 from tests.families.every import FAMILIES, make_model_of
+from tests.families.poolers import POOLERS
 from tests.migrate.chaos import History, orphans
-from tests.migrate.live import Bench, Operator
+from tests.migrate.live import Bench, Operator, alike
 from tests.migrate.matrix import HAND_OVERS, MATRIX, suffer
 from tests.serve.daemon_process import DaemonProcess
+from tests.worker_faults import slowed
 
 LOSSES = (*MATRIX, *HAND_OVERS)
+BESIDE = "beside"
+
+
+class Beside(threading.Thread):
+    """The model beside, which is asked again and again; what it answered, and what it should not have."""
+
+    def __init__(self, url: str, family: str) -> None:
+        super().__init__()
+        self.tally: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._ask = partial(numbers_of, url, family, BESIDE)
+        self._expected = self._ask()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Hold every answer against the first, which nothing disturbs."""
+        while not self._over.wait(0.5):
+            try:
+                answer = self._ask()
+            except httpx.HTTPError as error:
+                self.wrong.append(f"lost by the model beside: {error!r}")
+                continue
+            self.tally["calls of the model beside"] += 1
+            if not alike(answer, self._expected, ROUNDING):
+                self.wrong.append(f"altered by the model beside: {answer} instead of {self._expected}")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
 
 
 def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Play a random history; return what happened, and what should not have."""
     played = History(daemon, faults, asked.seed, asked.harm_every_s)
     played.rounding = asked.rounding
-    played.play(asked.requests, asked.clients, asked.seconds)
+    if asked.beside:  # of several models one that died is started again once it is needed
+        played.calm |= {"failed"}
+    asking = Beside(daemon.url, asked.beside) if asked.beside else nullcontext()
+    with asking as beside, slowed(faults) if asked.paced else nullcontext():
+        played.play(asked.requests, asked.clients, asked.seconds)
+    if beside:
+        played.tally += beside.tally
+        played.wrong += beside.wrong
     counted = [line for line in daemon.get("/metrics").splitlines() if line.startswith("melld_migrations_total")]
     back_s = sorted(played.back_s)
     if len(back_s) > 1:
@@ -76,6 +125,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--family", choices=sorted(FAMILIES), help="a tiny model of this family, not the demo model")
+    parser.add_argument("--beside", choices=sorted(POOLERS), help="a second model, which pools, on the same devices")
+    parser.add_argument("--paced", action="store_true", help="steps last as long as those of a large model")
     parser.add_argument("--rounding", type=float, default=0.0, help="how far log-probabilities may differ")
     parser.add_argument("--policy", default="mell-plus", help="its own moves come on top")
     parser.add_argument("--harm-every-s", type=float, default=3.0)
@@ -91,12 +142,26 @@ def main() -> int:
             make_model_of(asked.family, model)
         faults.mkdir()
         workers, policy = (2, "most-free") if asked.matrix else (asked.workers, asked.policy)
-        flags = ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB", "--set", f'scheduler.policy="{policy}"']
+        flags = ["--set", f'scheduler.policy="{policy}"']
         flags += ["--set", "health.steady_after_s=0"]  # those that die often are used as often
         if asked.matrix:
             flags += ["--set", "migration.checksum=true", "--set", "idle.sleep_after_s=inf"]
             flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # prompts that are followed take several steps
-        with DaemonProcess(model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
+        if asked.beside:
+            make_model_of(asked.beside, Path(directory) / BESIDE)
+            config = Path(directory) / "melld.toml"
+            few = "vllm = {max_num_seqs = 3}"  # so that both devices are needed
+            config.write_text(
+                f'models = [{{path = "{model}", name = "demo", pinned = true, {few}}},\n'
+                f'{{path = "{directory}/{BESIDE}", name = "{BESIDE}", pinned = true, vllm = {{runner = "pooling"}}}}]\n'
+                f'[devices]\ncpu = {{count = {workers}, memory_bytes = "300MiB"}}\n'
+            )
+            flags += ["--config", str(config), "--set", "idle.sleep_after_s=inf"]  # both models are to have two workers
+        else:
+            flags += ["--device", f"cpu:{workers}", "--kv-bytes", "64MiB"]
+        with DaemonProcess(
+            None if asked.beside else model, *flags, environment={"MELLD_FAULTS": str(faults)}
+        ) as daemon:
             daemon.wait_ready()
             print("ready", flush=True)
             began_s = time.monotonic()

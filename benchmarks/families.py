@@ -1,14 +1,16 @@
-"""One tiny model of each family, served by melld and by `vllm serve`: which answers are the same, come what may?
+"""One tiny model of each family, served by melld and run by vLLM: which answers are the same, come what may?
 
     PYTHONPATH=. .venv/bin/python benchmarks/families.py [FAMILY...] [--without-vllm] [--write]
 
 Two CPU workers each; greedy, seeded and penalised answers, or numbers of models that pool.  They are asked in peace,
-moved by KV, moved by tokens, and asked while a worker is killed; and of `vllm serve`, with its prefix cache and
-without.  Its CPU build gets melld's mends: else it writes wrong text for some families, and none for others.
+moved by KV, moved by tokens, and asked while a worker is killed; and of vLLM's own engine, with its prefix cache and
+without.  Its CPU build gets melld's mends: else it writes wrong text for some families, and none for others.  Rows that
+are written replace those of the same families.
 """
 
 import argparse
 import functools
+import json
 import os
 import signal
 import sys
@@ -16,15 +18,16 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 
 from benchmarks import tables
-from benchmarks.answers_vs_vllm import flags_for_melld, flags_for_vllm
-from benchmarks.serve_vs_vllm import vllm_serve
+from benchmarks.answers_vs_vllm import flags_for_melld
+from benchmarks.setting import CPU
+from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.families.every import FAMILIES, WITHOUT_CPU, make_model_of
+from tests.forked import run_python
 from tests.migrate.live import CASES, Answer, Bench, Stream, alike, linked_workers
 from tests.serve.daemon_process import DaemonProcess
 
@@ -34,9 +37,14 @@ ROUNDING = 1e-4
 """Of numbers: those of several texts in a step differ in the last digits."""
 SPREAD = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
 FLAGS = ("--kv-bytes", "192MiB", "--set", "health.steady_after_s=0")
-MENDS = "[vllm.general_plugins]\nmend = melld.engine.worker.vllm_on_cpu.mends:mend\n"
-"""What an installed plugin of vLLM says of itself; vLLM calls it in each of its processes."""
-COLUMNS = ["family", "served", "by KV", "by tokens", "after kill -9", "as vllm serve", "without its prefix cache"]
+OFFLINE = """
+import json, sys
+from melld.engine.worker.vllm_on_cpu.mends import mend
+mend()
+from benchmarks.families import offline
+print(json.dumps(offline(**json.loads(sys.argv[1]))))
+"""
+COLUMNS = ["family", "served", "by KV", "by tokens", "after kill -9", "as vLLM", "without its prefix cache"]
 
 
 class Prompted(Bench):
@@ -64,10 +72,10 @@ def body_of(name: str) -> dict[str, Any]:
 
 
 def whole(answer: Answer) -> Any:
-    """Return the choices of an answer that is no error."""
+    """Return an answer's text and how it ended, unless it is an error."""
     if answer.error is not None:
         raise RuntimeError(f"an error: {answer.error}")
-    return answer.choices
+    return [answer.choices[0].text, answer.choices[0].finish]
 
 
 def same(found: bool) -> str:
@@ -108,12 +116,12 @@ def kill_one(bench: Bench) -> None:
     bench.operator.wait_gone(worker["worker"], int(worker["pid"]))
 
 
-def numbers_of(url: str, name: str) -> list[Any]:
-    """Return what a model that pools answers."""
+def numbers_of(url: str, name: str, model: str = "demo") -> list[Any]:
+    """Return what a model that pools, of the family of this name, answers."""
     pairs = {"query": TEXTS[0], "documents": TEXTS[1:]}
     asked = ("/rerank", pairs) if "reranker" in name else ("/v1/embeddings", {"input": TEXTS})
     path, body = ("/pooling", {"input": TEXTS}) if "tagger" in name else asked
-    answer = httpx.post(url + path, json={"model": "demo", **body}, timeout=300)
+    answer = httpx.post(url + path, json={"model": model, **body}, timeout=300)
     answer.raise_for_status()
     found = answer.json()
     rows = found.get("data") or sorted(found["results"], key=lambda row: row["index"])
@@ -137,18 +145,35 @@ def of_daemon(name: str, model: Path, options: dict[str, Any]) -> tuple[list[Any
         return texts_of(bench), ["yes", *found, same(killed == texts_of(bench))]
 
 
-def of_vllm(name: str, model: Path, options: dict[str, Any], *more: str) -> list[Any]:
-    """Return the answers of `vllm serve`."""
-    with tempfile.TemporaryDirectory() as directory:
-        plugin = Path(directory) / "mends-1.dist-info"
-        plugin.mkdir()
-        (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: mends\nVersion: 1\n")
-        (plugin / "entry_points.txt").write_text(MENDS)
-        with vllm_serve(model, Path(directory), *flags_for_vllm(options), *more) as url:
-            if "runner" in options:
-                return numbers_of(url, name)
-            server: Any = SimpleNamespace(url=url)
-            return [whole(Stream(server, body_of(name)).result()) for name in names_for(options)]
+def of_vllm(name: str, model: Path, options: dict[str, Any], *, prefix_caching: bool) -> list[Any]:
+    """Return the answers of vLLM's own engine, in a process of its own."""
+    cached = {} if "runner" in options else {"enable_prefix_caching": prefix_caching}
+    told = {"name": name, "model": str(model), "options": options | cached}
+    environment = os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT
+    ended = run_python("-c", OFFLINE, json.dumps(told), env=environment)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr[-3000:])
+    answers: list[Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answers
+
+
+def offline(name: str, model: str, options: dict[str, Any]) -> list[Any]:
+    """Return the answers of vLLM's engine in this process."""
+    from vllm import LLM
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    engine = LLM(model, **{**CPU.engine, "kv_cache_memory_bytes": CPU.kv_bytes, **options})
+    if "reranker" in name:
+        return [one.outputs.score for one in engine.score(TEXTS[0], TEXTS[1:])]
+    if "runner" in options:
+        task = "token_classify" if "tagger" in name else "embed"
+        return [one.outputs.data.tolist() for one in engine.encode(TEXTS, pooling_task=task)]
+    answers = []
+    for case in names_for(options):
+        asked = CompletionRequest(**body_of(case))
+        [answer] = engine.generate(asked.prompt, asked.to_sampling_params(asked.max_tokens, {}))
+        answers.append([answer.outputs[0].text, answer.outputs[0].finish_reason])
+    return answers
 
 
 def row_of(name: str, *, with_vllm: bool) -> list[str]:
@@ -164,22 +189,33 @@ def row_of(name: str, *, with_vllm: bool) -> list[str]:
         except Exception as error:  # noqa: BLE001  the others are tried all the same
             traceback.print_exc()
             return [name, f"no: {type(error).__name__}", *["-"] * 5]
-        for more in ([], ["--no-enable-prefix-caching"]) if with_vllm else ():
+        caching = (True,) if "runner" in options else (True, False)  # one that pools has what vLLM gives it
+        for prefix_caching in caching if with_vllm else ():
             try:
-                theirs = of_vllm(name, model, options, *more)
+                theirs = of_vllm(name, model, options, prefix_caching=prefix_caching)
                 found.append(same(alike(theirs, answers, ROUNDING) if "runner" in options else theirs == answers))
-            except (SystemExit, httpx.HTTPError) as error:
+            except RuntimeError as error:
                 print(error, file=sys.stderr)
                 found.append("does not serve it")
     return [name, *found, *["-"] * (len(COLUMNS) - 1 - len(found))]
+
+
+def write(lines: list[str]) -> None:
+    """Record these rows beside those of other families."""
+    known = tables.load("families")["rows"] if (tables.RESULTS / "families.json").exists() else []
+    new = {line.split(" | ")[0].strip("| ") for line in lines[2:]}
+    kept = [f"| {' | '.join(row)} |" for row in known if row[0] not in new]
+    order = list(FAMILIES)
+    rows = sorted([*kept, *lines[2:]], key=lambda line: order.index(line.split(" | ")[0].strip("| ")))
+    tables.record(tables.RESULTS, "families", "\n".join([*lines[:2], *rows]), machine="2-core VM")
 
 
 def main() -> int:
     """Print the table; return 1 where an answer is another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", default=list(FAMILIES), help=", ".join(FAMILIES))
-    parser.add_argument("--without-vllm", action="store_true", help="leave `vllm serve` out")
-    parser.add_argument("--write", action="store_true", help="to benchmarks/results")
+    parser.add_argument("--without-vllm", action="store_true", help="leave vLLM's own engine out")
+    parser.add_argument("--write", action="store_true", help="to benchmarks/results, where other families stay")
     arguments = parser.parse_args()
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     print(*lines, sep="\n", flush=True)
@@ -187,7 +223,7 @@ def main() -> int:
         lines.append(f"| {' | '.join(row_of(name, with_vllm=not arguments.without_vllm))} |")
         print(lines[-1], flush=True)
     if arguments.write:
-        tables.record(tables.RESULTS, "families", "\n".join(lines), machine="2-core VM")
+        write(lines)
     return int(any("DIFFERENT" in line for line in lines))
 
 

@@ -6,6 +6,7 @@ Parts, each by itself (`--parts`), everything through the HTTP API but `copy`:
     tokens      the gap of live moves by tokens, beside a re-prefill, by length; requests that decode on both workers
     neighbours  how others on the two workers fare with one move a second, beside none
     copy        the rate of a pull of many blocks, beside one large copy over the same mapping
+    states      the gap of live moves of a hybrid model's requests, beside a plain model's with as many bytes, by length
 
 The machine may be busy with other things: what is compared is measured in turns, move by move, window by window.
 
@@ -25,8 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.migration_copy import copy_rates
-from benchmarks.migration_parts import Served, gaps_by_kv, gaps_by_tokens, neighbours
+from benchmarks.migration_parts import Served, gaps_by_kv, gaps_by_tokens, moved_bytes, neighbours
+from benchmarks.paced import paced_environment
 from benchmarks.setting import SETTINGS
+from tests.families.every import FAMILIES
+from tests.families.family import make_family
 
 BASELINE = """
 import melld.migrate.migration as m, melld.migrate.table as t
@@ -38,13 +42,17 @@ WAYS = {"live": ("", "kv"), "stop-and-copy": (BASELINE, "kv"), "re-prefill": (BA
 """Of the part kv: what the daemon is made to be, and how a request moves."""
 NO_CACHE = ("--set", "model.vllm.enable_prefix_caching=false")
 """So that a request can be moved there and back, again and again, and every block is copied, or computed, each time."""
+STEP_S = 0.02
+"""Of both models of the part states: the gap less the step is what the move adds."""
+HYBRID, PLAIN = FAMILIES["granite4_h"], FAMILIES["llama3"]
+"""With one layer of attention each: a token takes as many bytes, so that they stay alike as the answers grow."""
 
 
 def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Return the rows of one part."""
     with ExitStack() as stack:
 
-        def served(name: str, *flags: str, change: str = "") -> Served:
+        def served(name: str, *flags: str, change: str = "", model: Path = model) -> Served:
             return stack.enter_context(Served(setting, model, directory / f"{part}-{name}", change, flags))
 
         setting = SETTINGS[asked.device]
@@ -55,7 +63,18 @@ def measure(part: str, model: Path, directory: Path, asked: argparse.Namespace) 
             daemons = {change: served(way, *NO_CACHE, change=change) for change, way in changes.items()}
             ways = {way: (daemons[WAYS[way][0]], WAYS[way][1]) for way in asked.ways}
             for tokens in asked.lengths:
-                yield from gaps_by_kv(ways, tokens, asked.repeats)
+                yield from gaps_by_kv(ways, dict.fromkeys(ways, tokens), asked.repeats)
+        elif part == "states":
+            os.environ |= paced_environment(directory / "paced", STEP_S, 0.0, 0.0)
+            for state in asked.states:
+                models = {"hybrid": directory / f"hybrid-{state}", "plain": directory / f"plain-{state}"}
+                make_family(HYBRID._replace(fields={**HYBRID.fields, "mamba_d_state": state}), models["hybrid"])
+                make_family(PLAIN._replace(fields={**PLAIN.fields, "num_hidden_layers": 1}), models["plain"])
+                ways = {way: (served(f"{way}-{state}", *NO_CACHE, model=made), "kv") for way, made in models.items()}
+                for tokens in asked.lengths:
+                    hybrid_bytes, plain_bytes = (moved_bytes(daemon, tokens) for daemon, _ in ways.values())
+                    alike = {"hybrid": tokens, "plain": round(tokens * hybrid_bytes / plain_bytes)}
+                    yield from gaps_by_kv(ways, alike, asked.repeats)
         elif part == "tokens":
             live, baseline = served("live"), served("baseline", change=BASELINE)
             for tokens in asked.lengths:
@@ -71,6 +90,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", default=["copy", "kv", "tokens", "neighbours"])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="of the part kv")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384])
+    parser.add_argument("--states", type=int, nargs="+", default=[16, 128], help="of the part states: numbers a head")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each window of `neighbours`, odd")
     asked = parser.parse_args()

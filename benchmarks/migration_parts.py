@@ -105,13 +105,28 @@ class Gaps:
         }
 
 
-def gaps_by_kv(ways: dict[str, tuple[Served, str]], tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Move one request on each daemon there and back; the ways take turns."""
+def moved_bytes(served: Served, tokens: int) -> int:
+    """Move a request of so many tokens once; return what was copied."""
+    daemon: Any = served
+    stream = Stream(daemon, body_of(tokens))
+    stream.wait_chunks(2)
+    [report] = Operator(daemon).move(stream, "kv")
+    stream.leave()
+    Operator(daemon).wait_idle()
+    return int(report["copied_bytes"])
+
+
+def body_of(tokens: int) -> dict[str, Any]:
+    """Return what is asked: a prompt of so many tokens, and an answer that outlasts many moves."""
     prompt = [random.Random(tokens).randrange(10, 250) for _ in range(tokens)]
-    body = {"prompt": prompt, "max_tokens": 12000, **GREEDY}
+    return {"prompt": prompt, "max_tokens": 12000, **GREEDY}
+
+
+def gaps_by_kv(ways: dict[str, tuple[Served, str]], tokens: dict[str, int], repeats: int) -> Iterator[dict[str, Any]]:
+    """Move one request of so many tokens on each daemon there and back; the ways take turns."""
     daemons: dict[int, Any] = {id(served): served for served, _ in ways.values()}
-    streams = {name: Stream(daemon, body) for name, daemon in daemons.items()}
-    gaps = {way: Gaps(way, tokens) for way in ways}
+    streams = {id(served): Stream(daemons[id(served)], body_of(tokens[way])) for way, (served, _) in ways.items()}
+    gaps = {way: Gaps(way, tokens[way]) for way in ways}
     for stream in streams.values():
         stream.wait_chunks(SETTLE_CHUNKS)
     for turn in range(repeats + 1):

@@ -5,7 +5,8 @@
 The load is `vllm bench serve`, vLLM's own client.  Both servers are up for the whole run and only one is asked at a
 time, A B A B ...; printed are ratios melld / vLLM of each pair's figures, as median (min .. max).  A ratio above 1
 is good for throughput and bad for TTFT and ITL.  `--device cuda`: on one GPU, a model of a usual size; melld's KV
-and vLLM's both lie on it.  `--write`: the ratios, to benchmarks/results.
+and vLLM's both lie on it.  `--before DIR`: another version of melld, in this directory, in the place of vLLM.
+`--write`: the ratios, to benchmarks/results.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import tables
@@ -35,6 +38,14 @@ from tests.serve.daemon_process import DaemonProcess
 
 PROMPTS = {1: 12, 16: 64, 64: 192}
 FIGURES = {"output_throughput": "output tokens/s", "median_ttft_ms": "median TTFT", "median_itl_ms": "median ITL"}
+PROCESSOR = "processor time a token"
+ELSEWHERE = """
+import os, sys
+os.chdir({0!r})
+os.environ["PYTHONPATH"] = {0!r}
+os.execv(sys.executable, [sys.executable, "-m", "melld", *sys.argv[1:]])
+"""
+"""What starts the melld of another directory: a worker imports from where it is."""
 
 
 class Load(NamedTuple):
@@ -154,6 +165,40 @@ def event_loop_delay(url: str) -> float:
     return max(float(line.split()[1]) for line in lines if line.startswith("melld_event_loop_delay_max_seconds "))
 
 
+@contextlib.contextmanager
+def melld_before(directory: Path, model: Path, *flags: str) -> Iterator[DaemonProcess]:
+    """`melld serve` of another version."""
+    program = ("-c", ELSEWHERE.format(str(directory.resolve())))
+    with DaemonProcess(model, *flags, program=program, genuine=True) as process:
+        yield process.wait_ready()
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process and of those that it has started, so far."""
+    main = psutil.Process(pid)
+    times = [one.cpu_times() for one in (main, *main.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def compare(pids: tuple[int, int], urls: tuple[str, str], client: Client, load: Load, rounds: int) -> None:
+    """Measure two versions of melld in turns; print the ratios, of what their processors take too."""
+    for url in urls:
+        client.bench(url, load, 1000)
+    pairs = []
+    for seed in range(rounds):
+        both = []
+        for pid, url in zip(pids, urls, strict=True):
+            began_s = processor_s(pid)
+            figures = client.bench(url, load, seed)
+            both.append(figures | {PROCESSOR: (processor_s(pid) - began_s) / (load.prompts * load.tokens_out)})
+        pairs.append(both)
+    for key in (*FIGURES, PROCESSOR):
+        values = [ours[key] / before[key] for ours, before in pairs]
+        medians = [statistics.median(pair[side][key] for pair in pairs) for side in (0, 1)]
+        print(json.dumps({"streams": load.concurrency, "figure": FIGURES.get(key, key), "now, before": medians}))
+        print(f"  {statistics.median(values):.3f} ({min(values):.3f} .. {max(values):.3f})", flush=True)
+
+
 def measure(urls: tuple[str, str], client: Client, load: Load, rounds: int) -> dict[str, Any]:
     """Measure both servers in turns under one load, each warmed up; print and return the facts."""
     ours, theirs = urls
@@ -193,6 +238,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", help="of each concurrency; default: as many as usual")
     parser.add_argument("--tokens", type=int, nargs=2, default=[200, 100], metavar=("IN", "OUT"))
     parser.add_argument("--per-worker", type=int, default=1, help="devices of a worker: tensor parallelism in both")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another version of melld, in the place of vLLM")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--write", metavar="NAME")
     arguments = parser.parse_args()
@@ -205,6 +251,18 @@ def main() -> None:
         model = directory / "demo"
         setting.make_model(model)
         each = arguments.per_worker
+        if arguments.before:
+            flags = setting.serve_flags(1)
+            with (
+                Client(model, directory, setting) as client,
+                melld_before(arguments.before, model, *flags) as before,
+                DaemonProcess(model, *flags, genuine=True) as process,
+            ):
+                process.wait_ready()
+                pids, urls = (process.process.pid, before.process.pid), (process.url, before.url)
+                for load in loads:
+                    compare(pids, urls, client, load, arguments.rounds)
+            return
         more = ("--tensor-parallel-size", str(each)) if each > 1 else ()
         with (
             Client(model, directory, setting) as client,

@@ -264,8 +264,8 @@ class Executor:
         handle, failure = ready.kv_handle, ready.kv_failure
         if not self._fleet.are_near(source, destination):
             handle, failure = ready.far_kv_handle, ready.far_kv_failure
-            if not handle and not failure:
-                return
+        if not handle and not failure:
+            return
         self.links[source, destination] = wire.LinkOpened(peer=source, failure=failure or "the link is not open yet")
         if not failure:
             self._fleet.send(destination, wire.OpenLink(peer=source), [handle])

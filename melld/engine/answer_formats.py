@@ -82,7 +82,7 @@ TOOLS = (
     Row("seed_oss", ("<seed:tool_call>",)),
     Row("step3", ("<｜tool_calls_begin｜>", "<steptml:invoke")),
     Row("olmo3", ("<function_calls>",), types=("olmo",)),
-    Row("openai", ("<|channel|>",), types=("gpt_oss",)),
+    Row("openai", types=("gpt_oss",)),  # vLLM takes no other, whatever the template
     Row("gemma4", ("<|tool_call>",)),
     Row("functiongemma", ("<start_function_call>",)),
     Row("gigachat3", ("function call<|role_sep|>",)),
@@ -126,7 +126,7 @@ REASONING = (
     Row("granite_thinking_parser", (*THINK, "<function="), types=("granite",)),
     Row("granite", ("Here is my thought process:",), types=("granite",)),
     Row("minicpmv", THINK, types=("minicpmv",)),
-    Row("openai_gptoss", ("<|channel|>",), types=("gpt_oss",)),
+    Row("openai_gptoss", types=("gpt_oss",)),
     Row("gemma4", ("<|channel>",)),
     Row("seed_oss", ("<seed:think>",)),
     Row("mistral", ("[THINK]",), needs="[THINK]"),

@@ -35,9 +35,9 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a model keeps of a request on each device of a worker: `fixed_bytes` at most, and more with each token.
+    """The memory of one request on each device of a worker: at most `fixed_bytes`, and `token_bytes` for each token.
 
-    `kinds`: of its layers, in order; empty for a model that keeps nothing, as encoders do.
+    `kinds`: what the layers keep, in order; empty for a model that keeps nothing, as encoders do.
     """
 
     kinds: tuple[str, ...] = ()

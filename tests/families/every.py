@@ -13,6 +13,7 @@ WITHOUT_CPU = {
     "nemotron_h_moe": "vLLM's CPU build has no experts without a gate",
     "minimax_m2": "vLLM's CPU build chooses experts by their softmax, or in groups",
     "kimi_linear": "vLLM's CPU build has no such layers",
+    "olmo_hybrid": "vLLM's CPU build has no such layers",
     "qwen3_next_mtp": "vLLM's CPU build drafts beside states only without a prefix cache",
 }
 """Families that vLLM does not run on a CPU, and why."""

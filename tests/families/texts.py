@@ -190,6 +190,33 @@ TEXTS = {
         {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 16, "head_dim": None}
         | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
+    "falcon_mamba": Family(
+        "FalconMamba",
+        "FalconMambaForCausalLM",
+        {"num_hidden_layers": 4, "state_size": 16, "expand": 2, "conv_kernel": 4, "intermediate_size": None},
+    ),
+    "zamba2": Family(  # Mamba 2 in every layer, and one attention whose weights several layers share
+        "Zamba2",
+        "Zamba2ForCausalLM",
+        {"num_hidden_layers": 6, "layers_block_type": ["mamba", "hybrid"] * 3, "num_mem_blocks": 1, "head_dim": None}
+        | {"mamba_d_state": 16, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 64, "use_mem_rope": True}
+        | {"num_key_value_heads": HEADS, "adapter_rank": 8, "tie_word_embeddings": True},
+        spread=0.05,
+    ),
+    "olmo_hybrid": Family(  # vLLM has no path for it on a CPU
+        "OlmoHybrid", "OlmoHybridForCausalLM", {"num_hidden_layers": 4, "head_dim": None, **DELTA}
+    ),
+    "stablelm": Family("StableLm", "StableLmForCausalLM", {"num_hidden_layers": 3, "head_dim": None}),
+    "minicpm3": Family(  # latent vectors that vLLM keeps as plain keys and values
+        "MiniCPM3",
+        "MiniCPM3ForCausalLM",
+        {"num_hidden_layers": 3, "q_lora_rank": 96, "kv_lora_rank": 64, "num_key_value_heads": HEADS, "head_dim": None}
+        | {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": HEAD_WIDTH},
+    ),
+    "gpt2": Family(  # positions that were learned
+        "GPT2", "GPT2LMHeadModel", {"num_hidden_layers": 3, "tie_word_embeddings": True}, spread=0.05
+    ),
+    "olmo2": Family("Olmo2", "Olmo2ForCausalLM", {"num_hidden_layers": 3}),  # by transformers' own code
     "gemma2": Family(
         "Gemma2",
         "Gemma2ForCausalLM",

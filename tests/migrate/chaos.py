@@ -56,6 +56,8 @@ class History:
         self._orphaned: list[tuple[float, Stream]] = []
         self.spared: frozenset[str] = frozenset()
         """Workers that nothing is done to."""
+        self.calm: frozenset[str] = frozenset(CALM)
+        """States of workers that nothing happens to."""
         self.move_every_s = 0.02
         self.rounding = 0.0
         """By how much log-probabilities may differ: kernels round long prompts otherwise than single tokens, so that
@@ -100,7 +102,7 @@ class History:
             self.back_s += pause_after(killed_s, stream.arrivals_s)
         for left in self._faults.iterdir():
             left.unlink()
-        self._operator.wait_ready()
+        self._operator.wait(lambda status: all(worker["state"] in self.calm for worker in status["workers"]))
         self._operator.wait_idle()
 
     def _client(self, line: Any, lock: threading.Lock) -> None:
@@ -160,7 +162,7 @@ class History:
             workers = self._look()
             ready = [worker for worker in workers if worker["state"] == "ready"]
             victims = [worker for worker in ready if worker["worker"] not in self.spared]
-            if any(worker["state"] not in CALM for worker in workers) or len(ready) < 2 or not victims:
+            if any(worker["state"] not in self.calm for worker in workers) or len(ready) < 2 or not victims:
                 continue
             victim = chance.choice(victims)
             name = "STOP" if chance.random() < 0.2 else "KILL"

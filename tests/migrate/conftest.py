@@ -1,12 +1,11 @@
 """A daemon whose requests are moved, and whose workers are harmed."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.migrate.live import THOUGHT, Bench, Operator
+from tests.migrate.live import THINKS, Bench, Operator
 from tests.serve.daemon_process import DaemonProcess
 
 
@@ -27,8 +26,7 @@ def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     flags += ["--set", "idle.sleep_after_s=inf", "--set", "health.steady_after_s=0"]
     flags += ["--set", "health.ping_timeout_s=4"]  # a worker that is stopped is known to be hung so soon
     flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # a prompt of 3,000 tokens takes six steps
-    begin, end = map(json.dumps, THOUGHT)
-    flags += ["--set", f"model.vllm.reasoning_config={{reasoning_start_str={begin}, reasoning_end_str={end}}}"]
+    flags += THINKS
     with DaemonProcess(demo_model, *flags, environment={"MELLD_FAULTS": str(faults)}) as daemon:
         bench = Bench(daemon.wait_ready(), faults)
         bench.operator.wait_linked(daemon)

@@ -38,6 +38,9 @@ SCHEMA = {
 }
 THOUGHT = "<think>", "</think>"
 """Signs of the daemon's `reasoning_config`: a thought begins in the prompt, and is ended when its budget is spent."""
+SIGNS = '{{reasoning_start_str="{}", reasoning_end_str="{}"}}'.format(*THOUGHT)
+THINKS = ("--set", f"model.vllm.reasoning_config={SIGNS}")
+"""Flags of a daemon that is asked the case `thinking`."""
 GREEDY: dict[str, Any] = {"messages": STORY, "max_tokens": 80, "temperature": 0, "ignore_eos": True}
 SEEDED = {**GREEDY, "temperature": 0.9, "top_p": 0.95, "seed": 11}
 CASES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.migrate.live import CASES, CHUNK_S, Bench, Stream, alike, linked_workers
+from tests.migrate.live import CASES, CHUNK_S, THINKS, Bench, Stream, alike, linked_workers
 from tests.worker_faults import slowed
 
 ROUNDING = 1e-4
@@ -21,7 +21,7 @@ HERE = ("penalties",)
 @pytest.fixture(scope="module")
 def bench(model_of: Callable[[str], Path]) -> Iterator[Bench]:
     """Two workers with a Granite 4: three layers of Mamba 2, and one of attention."""
-    flags = ("--kv-bytes", "64MiB", "--set", "health.steady_after_s=0")
+    flags = (*THINKS, "--kv-bytes", "64MiB", "--set", "health.steady_after_s=0")
     flags += ("--set", "model.vllm.max_num_batched_tokens=512")  # a prompt of 3,000 tokens takes six steps
     with linked_workers(model_of("granite4_h"), *flags) as process:
         yield Bench(process, process.faults)

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from melld.cli import main
 from tests.decisions.audit import Auditor
-from tests.migrate.live import CASES, CHUNK_S, GREEDY, LONG, Answer, Bench, Stream
+from tests.migrate.live import CASES, CHUNK_S, GREEDY, LONG, THINKS, Answer, Bench, Stream, alike
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
@@ -28,6 +29,7 @@ KILLED = ("suspending", "aborted", "waiting", "resumed", "step")
 comes back; after the next step."""
 FEW = ("aborted", "waiting")
 """In the short form."""
+ROUNDING = 1e-4
 
 
 class Lone(Bench):
@@ -68,20 +70,28 @@ class Lone(Bench):
         return counted
 
 
+def assert_same(stream: Stream, expected: Answer) -> None:
+    """The client cannot tell, but for the last digits of log-probabilities: states are computed again by other sums."""
+    assert alike(asdict(stream.result()), asdict(expected), ROUNDING)
+
+
 def low(name: str) -> dict[str, Any]:
     """The case, asked for by somebody in no hurry."""
     return BODIES[name] | {"priority": 1}
 
 
-@pytest.fixture(scope="module")
-def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lone]:
-    """Its decisions are audited and made again."""
+@pytest.fixture(scope="module", params=["demo", pytest.param("granite4_h", marks=pytest.mark.long)])
+def daemon(
+    demo_model: Path, model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Iterator[Lone]:
+    """Its decisions are audited and made again; also with a model that keeps states."""
+    model = demo_model if request.param == "demo" else model_of(request.param)
     log = tmp_path_factory.mktemp("suspension") / "decisions.jsonl"
-    flags = ["--device", "cpu:1", "--kv-bytes", "64MiB", "--set", f'scheduler.decision_log="{log}"']
+    flags = [*THINKS, "--device", "cpu:1", "--kv-bytes", "64MiB", "--set", f'scheduler.decision_log="{log}"']
     flags += ["--set", "model.vllm.max_num_active_seqs=1", "--set", "idle.sleep_after_s=inf"]
     flags += ["--set", "model.vllm.max_num_batched_tokens=512"]  # a prompt of 3,000 tokens takes six steps
     flags += ["--set", "health.steady_after_s=0"]
-    with DaemonProcess(demo_model, *flags, harmable=True) as process:
+    with DaemonProcess(model, *flags, harmable=True) as process:
         lone = Lone(process.wait_ready(), process.faults)
         yield lone
         suspensions = lone.suspensions()
@@ -111,8 +121,8 @@ def test_a_suspended_answer_is_the_answer(lone: Lone, name: str) -> None:
         high = Stream(lone.daemon, URGENT)
         one = lone.suspended()
         assert (one["worker"], one["suspensions"], high.answer.usage) == (None, 1, None)
-        assert high.result() == high_alone
-    assert stream.result() == low_alone
+        assert_same(high, high_alone)
+    assert_same(stream, low_alone)
     assert lone.suspensions() == before + 1
 
 
@@ -136,8 +146,8 @@ def test_a_worker_killed_at_any_step_of_a_suspension_costs_no_token(lone: Lone, 
         elif killed == "step":
             lone.operator.wait_request(lambda one: one["suspensions"] and one["worker"])
             fault.touch()
-        assert high.result() == high_alone
-        assert stream.result() == low_alone
+        assert_same(high, high_alone)
+        assert_same(stream, low_alone)
 
 
 def test_a_request_suspended_while_its_prompt_is_computed_begins_anew(lone: Lone) -> None:
@@ -150,7 +160,7 @@ def test_a_request_suspended_while_its_prompt_is_computed_begins_anew(lone: Lone
         one = lone.suspended()
         assert (one["worker"], one["output_tokens"]) == (None, 0)
         high.result()
-    assert stream.result() == alone
+    assert_same(stream, alone)
 
 
 def test_a_client_that_leaves_while_suspended_leaves_nothing_behind(lone: Lone) -> None:
@@ -162,7 +172,7 @@ def test_a_client_that_leaves_while_suspended_leaves_nothing_behind(lone: Lone) 
         stream.hang_up()
         lone.operator.wait(lambda status: one["request"] not in str(status["requests"]))
         assert high.answer.usage is None, "the urgent one was over before"
-        assert high.result() == lone.urgent_alone()
+        assert_same(high, lone.urgent_alone())
     why = lone.daemon.melld("why", one["request"])
     assert (why.returncode, why.stderr) == (0, "")
     assert "suspended on w0, its tokens so far are kept: another request needs the room" in why.stdout

@@ -117,6 +117,7 @@ def test_the_status_says_that_there_is_no_kv(daemon: DaemonProcess) -> None:
     assert [worker["capacity_bytes"] for worker in daemon.status()["workers"]] == [None, None]
     shown = daemon.melld("status").stdout
     assert sum("no KV" in line for line in shown.splitlines() if line.startswith("w")) == 2
+    assert "tokens only" not in shown, "no request of it moves, in no way"
     assert "melld_worker_kv_capacity_bytes{" not in daemon.get("/metrics")
 
 

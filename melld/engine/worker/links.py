@@ -34,7 +34,7 @@ TRIAL_BLOCKS = 8
 
 
 class Shared(NamedTuple):
-    """The engine's KV memory and its handle for siblings, or the reason why it cannot be shared."""
+    """The engine's KV memory and its handle for siblings, or why it cannot be shared; neither where there is no KV."""
 
     memory: KvMemory | None = None
     handle: bytes = b""
@@ -53,7 +53,7 @@ def share_memory(engine: "EngineCore", arena: ArenaSpec | None, kv_interface: st
     `kv_interface`: over which workers of other machines read it, too; None: they do not.
     """
     shared = _share_here(engine, arena)
-    if kv_interface is None:
+    if kv_interface is None or shared == Shared():
         return shared
     try:
         if shared.memory is None:
@@ -67,7 +67,7 @@ def share_memory(engine: "EngineCore", arena: ArenaSpec | None, kv_interface: st
 
 def _share_here(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
     if not keeps_kv(engine.scheduler):
-        return Shared(failure="the model keeps no KV")
+        return Shared()
     try:
         if (refusal := kv_refusal(engine.scheduler)) is not None:
             raise UnsupportedLayout(refusal.value)

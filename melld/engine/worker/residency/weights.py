@@ -38,6 +38,8 @@ class CpuWeights:
             return "compiled graphs keep the addresses of its weights"
         if config.model_config.is_moe:
             return "its experts, packed for the CPU, are not what they were when they are read again"
+        if _shares_layers(model_runner_of(self._engine).get_model()):
+            return "some of its layers are one, which is packed for the CPU before it is read again in full"
         if config.lora_config is not None or config.speculative_config is not None:
             return "it has adapters, or a drafter"
         if config.model_config.quantization is not None or config.load_config.load_format not in FORMATS:
@@ -112,6 +114,14 @@ class SleepMode:
 def weights_of(engine: "EngineCore") -> CpuWeights | SleepMode:
     """Return the weights of this engine, by its kind of device."""
     return CpuWeights(engine) if engine.vllm_config.device_config.device_type == "cpu" else SleepMode(engine)
+
+
+def _shares_layers(model: torch.nn.Module) -> bool:
+    """Return True if a linear layer stands at several places of the model."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    places = [layer for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, LinearBase)]
+    return len(places) > len(set(places))
 
 
 def _free_bytes() -> int:
