@@ -52,8 +52,8 @@ from vllm.entrypoints.speech_to_text.translation.protocol import (
 
 from melld.api.answers import Dialect
 from melld.api.parsing import patient, trying
+from melld.api.serving.requests import ChatCompletionRequest, ResponsesRequest
 from melld.api.serving.rerank import Rerank, RerankAnswer
-from melld.api.serving.thinking import ChatCompletionRequest, ResponsesRequest
 from melld.config_server import ServerConfig
 
 _TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)

@@ -5,8 +5,9 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs, ChatMessage
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
+from melld.api.serving.requests import ChatCompletionRequest
 from melld.api.serving.telling import tell_twice
-from melld.api.serving.thinking import ChatCompletionRequest, taken_effort
+from melld.api.serving.thinking import taken_effort
 from melld.engine.frontend.token_texts import true_bytes
 
 

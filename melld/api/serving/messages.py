@@ -14,10 +14,13 @@ from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, Ant
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
 from melld.api.answers import bad
-from melld.api.serving.thinking import ChatCompletionRequest, taken_effort
+from melld.api.serving.requests import ChatCompletionRequest
+from melld.api.serving.thinking import taken_effort
 
 _CHAT, _MESSAGE = "chatcmpl-", "msg_"
 _DATA = "data: "
+_THOUGHT = '"content_block":{"type":"thinking","thinking":""'
+"""In the event that begins a thought; text of the model cannot hold it, as its quotation marks are escaped."""
 
 
 class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
@@ -93,6 +96,13 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
             async for event in events:
                 yield _with_cached(event, cached[0]) if is_first else event
                 is_first = False
+
+    async def message_stream_converter(self, generator: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """See vLLM, whose thoughts begin without the signature that Anthropic's own clients require."""
+        events = super().message_stream_converter(generator)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event.replace(_THOUGHT, f'{_THOUGHT},"signature":""', 1) if _THOUGHT in event else event
 
 
 async def _counted(results: Any, cached: list[int]) -> AsyncGenerator[Any, None]:

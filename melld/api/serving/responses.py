@@ -17,8 +17,9 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.outputs import CompletionOutput
 
 from melld.api.answers import bad
-from melld.api.serving.kept_thoughts import close, is_kept_by_client, opened
-from melld.api.serving.thinking import ResponsesRequest, taken_effort
+from melld.api.serving.input_items import close, is_kept_by_client, readable
+from melld.api.serving.requests import ResponsesRequest
+from melld.api.serving.thinking import taken_effort
 from melld.engine.frontend.token_texts import true_bytes
 
 
@@ -34,14 +35,14 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
         if request.reasoning is not None:
             request.reasoning.effort = await taken_effort(self, request.reasoning.effort)
         if isinstance(request.input, list):
-            request.input = [one for one in request.input if opened(one)]
+            request.input = readable(request.input)
         return await super().create_responses(request, raw_request)
 
     async def _render_resolved_response_inputs(
         self, request: ResponsesRequest, prev_response: ResponsesResponse | None, **named: Any
     ) -> Any:
         if prev_response is not None and not self.use_harmony:
-            said = construct_chat_messages_with_tool_call(prev_response.output)
+            said = construct_chat_messages_with_tool_call(readable(prev_response.output))
             self.msg_store[prev_response.id] = [*self.msg_store.get(prev_response.id, ()), *said]
             prev_response = prev_response.model_copy(update={"output": []})
         return await super()._render_resolved_response_inputs(request, prev_response, **named)

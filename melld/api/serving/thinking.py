@@ -1,4 +1,4 @@
-"""Requests that say whether their model is to think, and how hard, in the words of several services.
+"""What a request says of thinking, whether and how hard, in the words of several services.
 
 Owns the switch: templates know it as `enable_thinking` (Qwen, GLM, Gemma) or `thinking` (DeepSeek, Granite, Kimi), and
 clients set either, a `thinking` object (Anthropic, DeepSeek, GLM), or an effort.
@@ -10,8 +10,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion import protocol as chat
-from vllm.entrypoints.openai.responses import protocol as responses
 
 SWITCHES = ("enable_thinking", "thinking")
 TYPES = {"enabled": True, "adaptive": True, "auto": True, "disabled": False}
@@ -43,18 +41,6 @@ class Switched:
             return params
         both = {name: given.get(name, switch) for name in SWITCHES}
         return dataclasses.replace(params, chat_template_kwargs=told | both)
-
-
-class ChatCompletionRequest(Switched, chat.ChatCompletionRequest):  # type: ignore[misc]  # vLLM is not checked
-    """vLLM's request."""
-
-
-class ResponsesRequest(Switched, responses.ResponsesRequest):  # type: ignore[misc]  # vLLM is not checked
-    """vLLM's request, whose prompt would begin with the template's begin token and another one."""
-
-    def build_tok_params(self, *arguments: Any) -> Any:
-        """See vLLM."""
-        return dataclasses.replace(super().build_tok_params(*arguments), add_special_tokens=False)
 
 
 _TAKEN: WeakKeyDictionary[Any, Sequence[str]] = WeakKeyDictionary()
