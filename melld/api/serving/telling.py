@@ -15,7 +15,7 @@ def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False)
     if parser is None:
         return None
 
-    class Telling(parser):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    class Telling(parser):  # type: ignore[misc, valid-type]  # vLLM is not checked: its classes are Any
         def parse(self, *arguments: Any, **named: Any) -> Any:
             thought, text, calls = super().parse(*arguments, **named)
             for call in calls or ():
