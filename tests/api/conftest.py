@@ -7,6 +7,7 @@ import pytest
 
 from tests.api.browser import Tab, browser_tab
 from tests.api.http_client import API_KEY, PAGE_ORIGIN
+from tests.api.scripted import App
 from tests.serve.daemon_process import DaemonProcess
 
 LIMITS = {
@@ -33,6 +34,14 @@ def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     flags += ["--set", "model.vllm.enable_prompt_tokens_details=true"]
     with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), *flags) as process:
         yield process.wait_ready()
+
+
+@pytest.fixture(scope="package")
+def app(demo_model: Path) -> Iterator[App]:
+    """The API with models of one worker each, whose tokens are known."""
+    started = App(demo_model)
+    yield started
+    started.process.communicate("\n")
 
 
 @pytest.fixture

@@ -27,11 +27,20 @@ from tests.api.contexts import context_of
 from tests.api.loop_app import Asked, Bench, say
 
 TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+SWITCHED = """\
+{%- if reasoning_effort in ('none', 'minimal', 'medium') %}{{ raise_exception('no such effort') }}{% endif -%}
+thinking={{ thinking }} effort={{ reasoning_effort }};
+{%- for message in messages %}
+{{ message.role }}({{ message.reasoning_content }}): {{ message.content }}
+{%- endfor %}
+assistant:"""
+"""A template that shows what it is told, and knows few efforts."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tools": TOOLS,
     "reasoning": {"reasoning_parser": "qwen3"},
     "agents": TOOLS | {"reasoning_parser": "deepseek_r1"},
+    "switched": {"reasoning_parser": "deepseek_r1", "chat_template": SWITCHED},
 }
 THOUGHT = "</think>"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome, and so on"}}\n</tool_call>'

@@ -1,20 +1,14 @@
 """Events that are written at once are those that vLLM would make, in every API, whatever comes between them."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from melld.engine.frontend.moulds import mould_of
-from tests.api.http_client import CHAT, COMPLETIONS, connect, post, request
-from tests.forked import ForkedPython
+from tests.api.http_client import CHAT, COMPLETIONS, connect, post
+from tests.api.scripted import App
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 ASKED = [{"role": "user", "content": "Hello"}]
@@ -25,46 +19,6 @@ USAGE = {"include_usage": True}
 NAMES = "id|item_id|call_id|signature|created|created_at|completed_at"
 BY_CHANCE = re.compile(rf'"(?:{NAMES})": ?(?:"[^"]*"|[\d.]+)|(?:chatcmpl-tool|call)[-_]\w+')
 """Ids and times."""
-
-
-class App:
-    """The scripted program."""
-
-    def __init__(self, model: Path) -> None:
-        self.process = ForkedPython(
-            [sys.executable, "-m", "tests.api.scripted_app", str(model)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR"},
-        )
-        self.url = self._line()
-
-    def tell(self, word: str) -> tuple[int, int]:
-        """How many events were written at once since the last time, and how many requests run."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-        written, running = map(int, self._line().split())
-        return written, running
-
-    def stream(self, path: str, body: dict[str, Any]) -> str:
-        """All that a stream says."""
-        answered = request(self.url, "POST", path, body | {"stream": True})
-        assert answered.status == 200, answered.body
-        return answered.body.decode()
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return str(self.process.stdout.readline()).strip()
-
-
-@pytest.fixture(scope="module")
-def app(demo_model: Path) -> Iterator[App]:
-    """The API with four models of one worker each, whose tokens are known."""
-    started = App(demo_model)
-    yield started
-    started.process.communicate("\n")
 
 
 ALIKE: dict[str, tuple[str, dict[str, Any]]] = {
