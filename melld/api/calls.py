@@ -15,9 +15,9 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicMessagesRequest,
     AnthropicMessagesResponse,
 )
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.pooling.classify.protocol import (
     ClassificationCompletionRequest,
     ClassificationRequest,
@@ -53,6 +53,7 @@ from vllm.entrypoints.speech_to_text.translation.protocol import (
 from melld.api.answers import Dialect
 from melld.api.parsing import patient, trying
 from melld.api.serving.rerank import Rerank, RerankAnswer
+from melld.api.serving.thinking import ChatCompletionRequest, ResponsesRequest
 from melld.config_server import ServerConfig
 
 _TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)

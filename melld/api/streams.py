@@ -31,6 +31,8 @@ from melld.scheduler.priorities import Tier
 HEAD_AFTER_S = 1.0
 """How long an admitted request without a token can still be answered with a status: workers find some errors."""
 COMMENT = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""Keeps a stream of Anthropic's alive: its clients may wait for events."""
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
 
@@ -155,7 +157,7 @@ async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
 
 
 class KeepAlive:
-    """Writes a comment into a stream after `silence_s` without events.  A context manager around its writing."""
+    """Writes a comment or a ping into a stream after `silence_s` without events.  A context manager."""
 
     def __init__(self, exchange: Exchange, silence_s: float) -> None:
         self._exchange = exchange
@@ -171,10 +173,11 @@ class KeepAlive:
 
     async def _comment(self) -> None:
         response, writer = self._exchange.response, self._exchange.request.writer
+        sign = PING if self._exchange.dialect is Dialect.ANTHROPIC else COMMENT
         assert response is not None
         with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
             while True:
                 written_bytes = writer.output_size
                 await asyncio.sleep(self._silence_s)
                 if writer.output_size == written_bytes:
-                    await response.write(COMMENT)
+                    await response.write(sign)

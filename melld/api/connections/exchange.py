@@ -117,7 +117,8 @@ class Exchange:
                 answer.headers.setdefault(name, value)
 
     def _head(self) -> dict[str, str]:
-        return {"x-request-id": self.request_id} | answer_head(self.request.headers, self._config)
+        names = ("x-request-id", "request-id") if self.dialect is Dialect.ANTHROPIC else ("x-request-id",)
+        return dict.fromkeys(names, self.request_id) | answer_head(self.request.headers, self._config)
 
 
 class HttpMetrics:

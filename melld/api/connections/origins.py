@@ -10,7 +10,7 @@ from melld.config_server import ServerConfig
 ANY = "*"
 METHODS = ("DELETE", "GET", "HEAD", "POST")
 """What `*` stands for: the methods that routes take."""
-EXPOSED = "x-request-id, retry-after"
+EXPOSED = "x-request-id, request-id, retry-after"
 """Headers of answers that a page may read."""
 PREFLIGHT_S = 600
 """How long a browser may remember the answer to a preflight."""

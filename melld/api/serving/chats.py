@@ -1,15 +1,27 @@
-"""Chat completions whose log-probabilities tell the bytes of every token."""
+"""Chat completions: thoughts under both their names, any effort, and the bytes of every token of log-probabilities."""
 
 from typing import Any
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs, ChatMessage
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
+from melld.api.serving.telling import tell_twice
+from melld.api.serving.thinking import ChatCompletionRequest, taken_effort
 from melld.engine.frontend.token_texts import true_bytes
 
 
 class Chats(OpenAIServingChat):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, but for parts of characters."""
+    """vLLM's class, which calls a thought `reasoning` alone, and knows no parts of characters."""
+
+    async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:
+        """See vLLM."""
+        request.reasoning_effort = await taken_effort(self, request.reasoning_effort)
+        return await super().create_chat_completion(request, raw_request)
+
+    def _create_chat_message(self, *arguments: Any, **named: Any) -> ChatMessage:
+        message = super()._create_chat_message(*arguments, **named)
+        tell_twice(message)
+        return message
 
     def _create_chat_logprobs(self, **arguments: Any) -> ChatCompletionLogProbs:
         made = super()._create_chat_logprobs(**arguments)

@@ -9,6 +9,7 @@ from melld.api.serving.many_texts import serve_many_texts
 from melld.api.serving.messages import Messages
 from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
+from melld.api.serving.telling import telling
 from melld.api.serving.usage import CountedCompletions
 
 _KINDS = {
@@ -18,6 +19,12 @@ _KINDS = {
     "anthropic_serving_messages": Messages,
     "serving_scores": Scores,
 }
+_PARSERS = (
+    ("openai_serving_chat", "parser_cls", "call_"),
+    ("openai_serving_responses", "parser", "call_"),
+    ("anthropic_serving_messages", "parser_cls", "toolu_"),
+)
+"""Where the classes keep their parser, and what ids of its calls begin with."""
 
 
 def fit_classes(serving: State) -> None:
@@ -26,6 +33,10 @@ def fit_classes(serving: State) -> None:
         handler = getattr(serving, name, None)
         if handler is not None:
             handler.__class__ = kind
+    for name, attribute, call_prefix in _PARSERS:
+        if (handler := getattr(serving, name, None)) is not None:
+            told = telling(getattr(handler, attribute), call_prefix, tells_twice=isinstance(handler, Chats))
+            setattr(handler, attribute, told)
     if (completions := getattr(serving, "openai_serving_completion", None)) is not None:
         completions.engine_client = WithoutReasoning(completions.engine_client)
     tell_lengths(serving)

@@ -1,17 +1,27 @@
-"""Anthropic's messages: an answer goes on from an assistant's last message, as in Anthropic's own API."""
+"""Anthropic's messages, as in Anthropic's own API.
 
+An answer goes on from an assistant's last message, `thinking` turns thinking on, ids begin with `msg_`, and a stream
+begins with the cached tokens.
+"""
+
+import contextlib
 import copy
+import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from melld.api.answers import bad
+from melld.api.serving.thinking import ChatCompletionRequest, taken_effort
+
+_CHAT, _MESSAGE = "chatcmpl-", "msg_"
+_DATA = "data: "
 
 
 class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which would begin another turn."""
+    """vLLM's class, which would begin another turn, and tells a chat's ids."""
 
     @classmethod
     def to_chat_completion_request(
@@ -23,6 +33,9 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
             Refusal: 400, nothing can go on from the last message.
         """
         chat = super().to_chat_completion_request(anthropic_request, **arguments)
+        chat.__class__ = ChatCompletionRequest
+        if anthropic_request.thinking is not None:
+            chat.thinking = anthropic_request.thinking.model_dump()
         last = anthropic_request.messages[-1]
         if last.role == "assistant":
             blocks = [] if isinstance(last.content, str) else last.content
@@ -31,6 +44,14 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
             text = last.content if isinstance(last.content, str) else "".join(block.text or "" for block in blocks)
             _go_on(chat, text)
         return chat
+
+    async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:
+        """See vLLM, which refuses a limit of thinking where the model does not think."""
+        request.reasoning_effort = await taken_effort(self, request.reasoning_effort)
+        reasoning = self.engine_client.vllm_config.reasoning_config
+        if reasoning is None or not reasoning.enabled:
+            request.thinking_token_budget = None
+        return await super().create_chat_completion(request, raw_request)
 
     async def render_chat_request(self, request: ChatCompletionRequest) -> Any:
         """See vLLM.
@@ -52,6 +73,44 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
     def _engine_reasoning_kwargs(self, request: ChatCompletionRequest, *arguments: Any) -> dict[str, Any]:
         kwargs: dict[str, Any] = super()._engine_reasoning_kwargs(request, *arguments)
         return kwargs | {"reasoning_ended": True} if request.continue_final_message else kwargs
+
+    async def chat_completion_full_generator(
+        self, request: ChatCompletionRequest, results: Any, request_id: str, *more: Any, **named: Any
+    ) -> Any:
+        """See vLLM."""
+        message_id, counted = request_id.replace(_CHAT, _MESSAGE, 1), _counted(results, [])
+        return await super().chat_completion_full_generator(request, counted, message_id, *more, **named)
+
+    async def chat_completion_stream_generator(
+        self, request: ChatCompletionRequest, results: Any, request_id: str, *more: Any, **named: Any
+    ) -> AsyncGenerator[str, None]:
+        """See vLLM, which tells the cached tokens at a stream's end only."""
+        message_id, cached = request_id.replace(_CHAT, _MESSAGE, 1), list[int]()
+        counted = _counted(results, cached)
+        events = super().chat_completion_stream_generator(request, counted, message_id, *more, **named)
+        is_first = self.enable_prompt_tokens_details
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield _with_cached(event, cached[0]) if is_first else event
+                is_first = False
+
+
+async def _counted(results: Any, cached: list[int]) -> AsyncGenerator[Any, None]:
+    """Pass the results on, each with a count of both kinds of cached tokens, and note the first's."""
+    async with contextlib.aclosing(results):
+        async for result in results:
+            result.num_cached_tokens = result.num_cached_tokens or 0
+            result.num_cache_creation_tokens = result.num_cache_creation_tokens or 0
+            if not cached:
+                cached.append(result.num_cached_tokens)
+            yield result
+
+
+def _with_cached(event: str, cached_tokens: int) -> str:
+    """Return a chat's first event with the cached tokens in its usage."""
+    said = json.loads(event.removeprefix(_DATA))
+    said["usage"]["prompt_tokens_details"] = {"cached_tokens": cached_tokens, "created_cache_tokens": 0}
+    return f"{_DATA}{json.dumps(said)}\n\n"
 
 
 def _go_on(chat: ChatCompletionRequest, text: str) -> None:

@@ -1,4 +1,7 @@
-"""Responses that say when they were cut, and keep to the tools that they are told to call."""
+"""Responses that say when they were cut, and keep to the tools that they are told to call.
+
+They know all of the conversation: calls and thoughts of the response before, and thoughts that the client has kept.
+"""
 
 import contextlib
 import copy
@@ -7,12 +10,15 @@ from typing import Any
 
 from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItemDoneEvent
 from openai.types.responses.response_output_text import Logprob
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.openai.responses.utils import construct_chat_messages_with_tool_call
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.outputs import CompletionOutput
 
 from melld.api.answers import bad
+from melld.api.serving.kept_thoughts import close, is_kept_by_client, opened
+from melld.api.serving.thinking import ResponsesRequest, taken_effort
 from melld.engine.frontend.token_texts import true_bytes
 
 
@@ -21,7 +27,32 @@ class _Incomplete(ResponseIncompleteEvent):
 
 
 class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which tells a cut answer as a complete one."""
+    """vLLM's class, which tells a cut answer as a complete one, and forgets the calls of the response before."""
+
+    async def create_responses(self, request: ResponsesRequest, raw_request: Any = None) -> Any:
+        """See vLLM."""
+        if request.reasoning is not None:
+            request.reasoning.effort = await taken_effort(self, request.reasoning.effort)
+        if isinstance(request.input, list):
+            request.input = [one for one in request.input if opened(one)]
+        return await super().create_responses(request, raw_request)
+
+    async def _render_resolved_response_inputs(
+        self, request: ResponsesRequest, prev_response: ResponsesResponse | None, **named: Any
+    ) -> Any:
+        if prev_response is not None and not self.use_harmony:
+            said = construct_chat_messages_with_tool_call(prev_response.output)
+            self.msg_store[prev_response.id] = [*self.msg_store.get(prev_response.id, ()), *said]
+            prev_response = prev_response.model_copy(update={"output": []})
+        return await super()._render_resolved_response_inputs(request, prev_response, **named)
+
+    async def responses_full_generator(self, request: ResponsesRequest, *more: Any, **named: Any) -> Any:
+        """See vLLM."""
+        made = await super().responses_full_generator(request, *more, **named)
+        if is_kept_by_client(request):
+            for item in getattr(made, "output", ()):
+                close(item)
+        return made
 
     def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
         choice = request.tool_choice
@@ -86,11 +117,16 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
         own._create_response_logprobs = make  # type: ignore[method-assign]  # noqa: SLF001
         return own, results()
 
-    async def responses_stream_generator(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
+    async def responses_stream_generator(
+        self, request: ResponsesRequest, *arguments: Any, **named: Any
+    ) -> AsyncGenerator[Any, None]:
         """See vLLM."""
-        events = super().responses_stream_generator(*arguments, **named)
+        events = super().responses_stream_generator(request, *arguments, **named)
+        is_kept = is_kept_by_client(request)
         async with contextlib.aclosing(events):
             async for event in events:
+                if is_kept and isinstance(event, ResponseOutputItemDoneEvent):
+                    close(event.item)
                 if event.type == "response.completed" and event.response.status == "incomplete":
                     number = event.sequence_number
                     yield _Incomplete(type="response.incomplete", sequence_number=number, response=event.response)

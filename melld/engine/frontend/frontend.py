@@ -240,7 +240,8 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
 
 def serving_arguments(config: Config, engine_arguments: dict[str, Any], vllm_config: VllmConfig) -> Namespace:
     """Return the namespace that `vllm serve` would have for its API, or raise vLLM's error for a bad value."""
-    options = {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
+    options = {"enable_prompt_tokens_details": True}  # as OpenAI's and Anthropic's usage has cached tokens
+    options |= {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
     formats = answer_formats(config.model)
     options |= formats.options
     ours = {key: value for key, value in options.items() if key in frontend_options()}

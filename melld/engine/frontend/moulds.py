@@ -13,29 +13,32 @@ _NUMBER = '"sequence_number":'
 class Mould(NamedTuple):
     """An event without its text, and without its number if it has one."""
 
-    before: bytes
-    after: bytes
+    parts: tuple[bytes, ...]
+    """What stands around the places of its text."""
     behind_number: bytes | None
 
     def cast(self, text: str, number: int) -> bytes:
         """Return the event with this text, in the encoding of vLLM's models."""
-        event = b"%b%b%b" % (self.before, to_json(text), self.after)
+        event = to_json(text).join(self.parts)
         return event if self.behind_number is None else b"%b%d%b" % (event, number, self.behind_number)
 
 
-def mould_of(event: str, text: str, number: int | None) -> Mould | None:
-    """Return an event's mould; None if its text is in several places, or in none."""
-    before, found, after = event.partition(json := to_json(text).decode())
-    if not found or json in after:
+def mould_of(event: str, text: str, number: int | None, places: int = 1) -> Mould | None:
+    """Return an event's mould; None if its text is in more or fewer places than these."""
+    parts, behind = event.split(to_json(text).decode()), None
+    if len(parts) != places + 1:
         return None
-    if number is None:
-        return Mould(before.encode(), after.encode(), None)
-    after, found, behind = after.partition(f"{_NUMBER}{number}")
-    return Mould(before.encode(), (after + _NUMBER).encode(), behind.encode()) if found else None
+    if number is not None:
+        after, found, behind = parts[-1].partition(f"{_NUMBER}{number}")
+        if not found:
+            return None
+        parts[-1] = after + _NUMBER
+    return Mould(tuple(part.encode() for part in parts), None if behind is None else behind.encode())
 
 
-Kind = tuple[str, frozenset[str]] | None
-"""The field of a parser's message that has text, and all that it sets; None where no parser is."""
+Kind = tuple[str, frozenset[str], int] | None
+"""The field of a parser's message that has text, all that it sets, and in how many places the text is told; None where
+no parser is."""
 
 
 def plain_part(message: Any) -> tuple[Kind, str] | None:
@@ -43,4 +46,4 @@ def plain_part(message: Any) -> tuple[Kind, str] | None:
     if message is None or message.tool_calls or (message.content is None) == (message.reasoning is None):
         return None
     field = "content" if message.reasoning is None else "reasoning"
-    return (field, frozenset(message.model_fields_set)), getattr(message, field)
+    return (field, frozenset(message.model_fields_set), 1 + len(message.model_extra or ())), getattr(message, field)

@@ -272,7 +272,8 @@ class Outlet:
         if not text:
             self._skips_empty = not self._events
             return
-        mould = mould_of(self._events[0], text, self._number) if len(self._events) == 1 else None
+        places = 1 if kind is None else kind[2]
+        mould = mould_of(self._events[0], text, self._number, places) if len(self._events) == 1 else None
         self._mould = mould if (mould, kind) == self._sample else None
         self._sample = mould, kind
 
