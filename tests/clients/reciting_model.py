@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from melld import demo_model
 from tests.tiny_models import change_config, read_weights, write_weights
 
-COUNT_TO = 1200
+COUNT_TO = 4000
 NUMBERS = "".join(f" {number}" for number in range(1, COUNT_TO + 1))
 """What it says to who asks it to recite the numbers."""
 HELLO, DONE = "Hello there, how may I help?", "That is all, it worked."
@@ -85,8 +85,7 @@ def make_reciting_model(directory: Path) -> None:
     with mock.patch.multiple(demo_model, LAYERS=1):
         demo_model.make_demo_model(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    for piece in after:
-        tokenizer.add_tokens([AddedToken(piece, special=piece.startswith("<|"), normalized=False)])
+    tokenizer.add_tokens([AddedToken(one, special=one.startswith("<|"), normalized=False) for one in after])
     tokenizer.save(str(directory / "tokenizer.json"))
     change_config(directory, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=131072)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 4]}))

@@ -27,7 +27,7 @@ from tests.clients.reciting_model import FILE, NUMBERS, WRITTEN, make_reciting_m
 from tests.clients.recorder import Recorder
 from tests.serve.daemon_process import DaemonProcess
 
-HERE = Path(__file__).parent
+HERE, LOCKS = Path(__file__).parent, Path("locks/clients")
 PLACE = Path(".clients").resolve()
 """Where `make clients` has installed them."""
 PATIENCE_S = 180
@@ -37,7 +37,7 @@ PROMPTS = {
     "death": "Recite the numbers.",
 }
 WRITE = f"Write {WRITTEN} into {FILE}."
-SIGN = b" 345"
+SIGN = b" 45"
 """In an answer: it is in its middle."""
 LEFT_AFTER = 40
 
@@ -86,8 +86,8 @@ class Run(NamedTuple):
 def version(client: Client) -> str:
     """Return the version that the lock pins."""
     if client.place == "node":
-        return str(json.loads((HERE / "package.json").read_text())["dependencies"][client.package])
-    found = re.search(rf"^{client.package}==(\S+)", (HERE / f"{client.place}.txt").read_text(), re.MULTILINE)
+        return str(json.loads((LOCKS / "package.json").read_text())["dependencies"][client.package])
+    found = re.search(rf"^{client.package}==(\S+)", (LOCKS / f"{client.place}.txt").read_text(), re.MULTILINE)
     return found[1] if found else "?"
 
 
@@ -98,7 +98,8 @@ def command(name: str, prompt: str, stop_after: int, url: str, home: Path) -> tu
     kept = {
         key: value for key, value in os.environ.items() if not re.match(r"PYTHON|OPENAI|ANTHROPIC|VIRTUAL_ENV", key)
     }
-    variables = kept | {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "NO_PROXY": "127.0.0.1"}
+    variables = kept | {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "PWD": str(home / "work")}
+    variables["NO_PROXY"] = "127.0.0.1"
     if client.script:
         runner = "node" if client.script.endswith(".mjs") else "python"
         script = PLACE / "node" / client.script if runner == "node" else HERE / "scripts" / client.script

@@ -6,7 +6,7 @@ const client = new Anthropic({ baseURL: URL, apiKey: KEY });
 const tools = [{ name: "get_weather", description: "Tell the weather.", input_schema: parameters }];
 const messages = [{ role: "user", content: PROMPT }];
 for (;;) {
-  const stream = client.messages.stream({ model: MODEL, max_tokens: 4096, messages, tools });
+  const stream = client.messages.stream({ model: MODEL, max_tokens: 8192, messages, tools });
   if (await tell(stream, (event) => event.delta?.text)) {
     stream.abort();
     await wait();

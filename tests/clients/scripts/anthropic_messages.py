@@ -9,7 +9,7 @@ messages = [{"role": "user", "content": [{"type": "text", "text": PROMPT, "cache
 assert client.messages.count_tokens(model=MODEL, messages=messages, tools=[tool]).input_tokens > 0
 while True:
     with client.messages.stream(
-        model=MODEL, max_tokens=4096, system="Be brief.", messages=messages, tools=[tool]
+        model=MODEL, max_tokens=8192, system="Be brief.", messages=messages, tools=[tool]
     ) as stream:
         left = tell(stream.text_stream)
         answer = None if left else stream.get_final_message()

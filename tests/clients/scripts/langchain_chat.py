@@ -9,7 +9,7 @@ from langchain_core.tools import tool
 if "anthropic" in sys.argv:
     from langchain_anthropic import ChatAnthropic
 
-    chat = ChatAnthropic(base_url=asked.URL, api_key=asked.KEY, model=asked.MODEL, max_tokens=4096)
+    chat = ChatAnthropic(base_url=asked.URL, api_key=asked.KEY, model=asked.MODEL, max_tokens=8192)
 else:
     from langchain_openai import ChatOpenAI
 

@@ -7,7 +7,7 @@ model = OpenAIModel(model_id=MODEL, api_base=f"{URL}/v1", api_key=KEY)
 if "ecite" in PROMPT:
     stream = model.generate_stream([{"role": "user", "content": [{"type": "text", "text": PROMPT}]}])
     if tell(piece.content for piece in stream):
-        stream.close()
+        model.client.close()  # it keeps the answer's connection otherwise
         wait()
 else:
     get_weather.__doc__ += "\n\nArgs:\n    city: its name\n    degrees: in Celsius"
