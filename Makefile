@@ -24,7 +24,7 @@ AMONG := $(if $(CLUSTER),--cluster $(CLUSTER))
 
 # Where Python lacks ensurepip (Debian without python3-venv), it fails with half an environment: the next try makes it anew.
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-all check mutants gpu-check chaos dist lock clean
+.PHONY: setup serve test test-all check mutants gpu-check chaos clients dist lock clean
 
 # uv compiles nothing.  What is imported is compiled once, whatever the shell says: each start would take ten seconds more.
 KEEP_COMPILED := env PYTHONDONTWRITEBYTECODE=
@@ -70,6 +70,10 @@ gpu-check: $(DEV)
 chaos: $(DEV)
 	PYTHONPATH=. $(RUN)/python benchmarks/chaos.py $(ARGS)
 
+# Real clients, each pinned and in an environment of its own, against a daemon; some need Node.js 20 with npm.
+clients: $(SETUP) .clients/.setup
+	PYTHONPATH=. $(RUN)/python -m tests.clients.run $(ARGS)
+
 # The wheel and the source distribution.  Built with the setuptools of .venv: nothing is downloaded.
 dist: $(SETUP)
 	rm -rf build dist
@@ -81,7 +85,7 @@ lock: $(SETUP)
 	UV=$(RUN)/uv locks/update
 
 clean:
-	rm -rf $(VENV) .demo-model .demo-model-* build dist
+	rm -rf $(VENV) .clients .demo-model .demo-model-* build dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "melld needs Python 3.11 or newer; this is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12 ..."; exit 1; }
@@ -119,4 +123,12 @@ $(DEV): $(SETUP) $(RAY) locks/dev.txt locks/triton.txt
 
 $(VENV)/.setup-mutants: $(DEV) locks/mutants.txt
 	@$(LOCKED) locks/mutants.txt
+	@touch $@
+
+.clients/.setup: $(wildcard locks/clients/* tests/clients/scripts/*.mjs)
+	@for name in sdks instructor aider; do \
+	    $(PYTHON) -m venv .clients/$$name && \
+	    .clients/$$name/bin/python locks/install.py --no-deps --require-hashes -r locks/clients/$$name.txt || exit 1; \
+	done
+	@mkdir -p .clients/node && cp $(filter %.json %.mjs,$^) .clients/node && cd .clients/node && npm install --no-save --no-audit --no-fund
 	@touch $@

@@ -1,6 +1,7 @@
 """Puts this API's subclasses in place of vLLM's serving classes, and its functions in place of what they call."""
 
 from starlette.datastructures import State
+from vllm.renderers.online_renderer import OnlineRenderer
 
 from melld.api.serving.chats import Chats
 from melld.api.serving.completions import WithoutReasoning
@@ -9,6 +10,7 @@ from melld.api.serving.many_texts import serve_many_texts
 from melld.api.serving.messages import Messages
 from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
+from melld.api.serving.roles import Renderer
 from melld.api.serving.telling import telling
 from melld.api.serving.usage import CountedCompletions
 
@@ -33,6 +35,8 @@ def fit_classes(serving: State) -> None:
         handler = getattr(serving, name, None)
         if handler is not None:
             handler.__class__ = kind
+            if type(renderer := getattr(handler, "online_renderer", None)) is OnlineRenderer:
+                renderer.__class__ = Renderer
     for name, attribute, call_prefix in _PARSERS:
         if (handler := getattr(serving, name, None)) is not None:
             told = telling(getattr(handler, attribute), call_prefix, tells_twice=isinstance(handler, Chats))

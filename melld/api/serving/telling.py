@@ -1,4 +1,4 @@
-"""Parsers that tell what clients look for: ids of calls, and thoughts under both their names."""
+"""Parsers that tell what clients look for: ids of calls, a call once per event, and thoughts under both their names."""
 
 from typing import Any
 
@@ -25,6 +25,7 @@ def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False)
         def parse_delta(self, *arguments: Any, **named: Any) -> Any:
             delta = super().parse_delta(*arguments, **named)
             if delta is not None:
+                delta.tool_calls = joined(delta.tool_calls)
                 for call in delta.tool_calls:
                     if call.id:
                         call.id = _call_id(call.id, call_prefix)
@@ -34,6 +35,19 @@ def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False)
 
     Telling.__name__ = parser.__name__
     return Telling
+
+
+def joined(pieces: list[Any]) -> list[Any]:
+    """Return the pieces of calls with one for each call: clients read an event's first piece and no other.
+
+    vLLM's parsers tell a call's name and its first arguments as two, where both come in one step.
+    """
+    calls: dict[int, Any] = {}
+    for piece in pieces:
+        call = calls.setdefault(piece.index, piece)
+        if call is not piece and piece.function is not None:
+            call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
+    return list(calls.values())
 
 
 def tell_twice(message: Any) -> None:
