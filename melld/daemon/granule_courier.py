@@ -59,8 +59,8 @@ class GranuleCourier:
             await self.arenas[device].scrub(granules)
         self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
 
-    def status_of(self, house: House) -> DeviceStatus:
-        """Return how a device's memory is divided."""
+    def status_of(self, house: House, names: Mapping[WorkerId, ModelName]) -> DeviceStatus:
+        """Return how a device's memory is divided; `names`: of each worker's model."""
         ledger, arena = house.ledger, self.arenas.get(house.name)
         return DeviceStatus(
             device=house.name,
@@ -69,7 +69,7 @@ class GranuleCourier:
             arena_bytes=arena.resident_bytes if arena is not None else None,
             models=tuple(
                 TenantStatus(
-                    model=one.model.name,
+                    model=names[one.id],
                     worker=one.id,
                     state=one.state,
                     resident_bytes=ledger.resident(one.id),

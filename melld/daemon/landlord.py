@@ -29,7 +29,7 @@ from melld.engine.wire import messages as wire
 from melld.ids import NO_EVENT, DeviceName, EventId, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
-from melld.landlord.instance import ON_DEVICE, InstanceState
+from melld.landlord.instance import ON_DEVICE, UNLOADED, InstanceState
 from melld.landlord.landlord import Landlord
 from melld.scheduler import events
 
@@ -50,7 +50,7 @@ class LandlordShell:
         self._clock = clock
         self._heard_s = 0.0
         self._told = NO_EVENT
-        self._by_worker: Mapping[WorkerId, Tenant] = {}
+        self._by_worker: dict[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
         self._is_telling = False
@@ -65,13 +65,13 @@ class LandlordShell:
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
         """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
-        self.tenants = {tenant.name: tenant for tenant in tenants}
-        self.courier.arenas = arenas
-        self._by_worker = {worker: one for one in self.tenants.values() for worker in one.fleet.places}
-        for tenant in self.tenants.values():
+        self.courier.arenas = {**self.courier.arenas, **arenas}
+        for tenant in tenants:
+            self.tenants[tenant.key] = tenant
+            self._by_worker |= dict.fromkeys(tenant.fleet.places, tenant)
             tenant.driver.add_tap(partial(self._heard, tenant))
         for event in declared:
-            self.landlord.handle(event)
+            self.hear(event)
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
         """Load one instance of each model while there is room, pinned models first; return when each is there.
@@ -89,12 +89,13 @@ class LandlordShell:
         """Report what the models do, several times a second, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            for tenant in self.tenants.values():
+            for tenant in list(self.tenants.values()):
                 self._tell_needs(tenant)
+                self._let_go(tenant)
                 if tenant.model.waiting and not tenant.model.is_warm:
                     self.want(tenant.model)
                 self._refuse_what_never_fits(tenant)
-            loads = {name: tenant.take_load(self._held(tenant)) for name, tenant in self.tenants.items()}
+            loads = {key: tenant.take_load(self._held(tenant)) for key, tenant in self.tenants.items()}
             self.hear(e.ModelsMeasured(self._clock(), loads))
 
     def _held(self, tenant: Tenant) -> int:
@@ -140,7 +141,7 @@ class LandlordShell:
 
     def want(self, model: ServedModel) -> None:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
-        tenant = self.tenants[ModelName(model.name)]
+        tenant = self.tenants[model.key]
         self._front_ends.open(model)
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
@@ -256,7 +257,7 @@ class LandlordShell:
 
     def _refuse_what_never_fits(self, tenant: Tenant) -> None:
         """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
-        declared = self.landlord.models[tenant.name]
+        declared = self.landlord.models[tenant.key]
         tenant.refuse_larger(declared.most_bytes)
         if not declared.most_bytes and not declared.is_served and tenant.model.why_closed() is None:
             why = declared.instances[0].why_too_large
@@ -273,6 +274,42 @@ class LandlordShell:
             self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
+    # -- models that come and go --------------------------------------------------------------------------------------
+
+    def load_if_room(self, model: ServedModel) -> None:
+        """Load a model that has come to the others, if none of them must leave for it."""
+        self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where the model could be loaded
+        choice = self.landlord.models[model.key].choice
+        if choice is not None and not choice.victims:
+            self.want(model)
+
+    def dismiss(self, model: ServedModel) -> asyncio.Future[None]:
+        """Let a model that calls cannot find any more leave when it has none; return a future of that.
+
+        Those that wait for its load, or for a place, are refused.
+        """
+        tenant = self.tenants[model.key]
+        model.failed("it was removed from the configuration", 0.0)
+        tenant.leaves = asyncio.get_running_loop().create_future()
+        return tenant.leaves
+
+    def _let_go(self, tenant: Tenant) -> None:
+        if tenant.leaves is None or tenant.model.calls or tenant.fleet.live:
+            return
+        instances = {worker: self.landlord.instances[worker] for worker in tenant.fleet.places}
+        for worker, one in instances.items():
+            if one.state is InstanceState.CLEARING and tenant.fleet.places[worker].process is None:
+                self.hear(e.ModelGone(self._clock(), worker))
+            elif one.state not in UNLOADED:
+                self.hear(e.UnloadAsked(self._clock(), worker))
+        if all(one.state in UNLOADED for one in instances.values()):
+            self.hear(e.ModelRemoved(self._clock(), tenant.key))
+            del self.tenants[tenant.key]
+            for of_workers in (self._by_worker, self._offers, self._last_offers):
+                for worker in instances:
+                    of_workers.pop(worker, None)
+            tenant.leaves.set_result(None)
+
     # -- for operators -----------------------------------------------------------------------------------------------
 
     async def unload(self, model: ServedModel, now: bool) -> None:
@@ -283,7 +320,7 @@ class LandlordShell:
         """
         if model.parts.config.model.pinned:
             raise NotUnloaded(f"{model.name} is pinned: it stays loaded")
-        tenant = self.tenants[ModelName(model.name)]
+        tenant = self.tenants[model.key]
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
             raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
@@ -297,4 +334,5 @@ class LandlordShell:
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Return how each device's memory is divided."""
-        return tuple(map(self.courier.status_of, self.landlord.houses.values()))
+        names = {worker: tenant.name for worker, tenant in self._by_worker.items()}
+        return tuple(self.courier.status_of(house, names) for house in self.landlord.houses.values())

@@ -29,6 +29,7 @@ from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import option_behind
 from melld.errors import MelldError
+from melld.ids import ModelName
 from melld.scheduler.view import ClusterView
 from melld.tasks import Work, vital
 
@@ -84,16 +85,20 @@ class ServedModel:
     `on_wanted` has it loaded; a lone model is loaded at the start.
     """
 
-    def __init__(self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None) -> None:
+    def __init__(
+        self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None, key: str = ""
+    ) -> None:
+        """`key`: tells it from a model of its name that was removed and has not ended yet."""
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]
+        self.key = ModelName(key or self.name)
         self.failure = ""
         """Why its last load failed; empty if it did not."""
         self.waiting: set[asyncio.Future[None]] = set()
         """Calls that wait for its load."""
-        self.first_calls = 0
-        """Calls that came before its first load, and have not ended."""
+        self.calls = self.first_calls = 0
+        """Calls that have not ended, and those of them that came before its first load."""
         self._on_wanted = on_wanted
         self._closed_until_s = 0.0
         self.frontend: Any = None
@@ -162,12 +167,14 @@ class ServedModel:
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """Count a call that comes before the model's first load: until it is a request, nothing else tells of it."""
+        """Count a call: until it is a request, nothing else tells of one before the model's first load."""
         is_first = self.serving is None
+        self.calls += 1
         self.first_calls += is_first
         try:
             yield
         finally:
+            self.calls -= 1
             self.first_calls -= is_first
 
     async def until_loaded(self) -> None:

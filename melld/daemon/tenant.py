@@ -3,6 +3,7 @@
 Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator
 
@@ -28,7 +29,9 @@ class Tenant:
 
     def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool, displaces: bool = True) -> None:
         self.model = model
-        self.name = ModelName(model.name)
+        self.name, self.key = ModelName(model.name), model.key
+        self.leaves: asyncio.Future[None] | None = None
+        """Done once the model, which was removed, is gone."""
         self.fleet = model.parts.fleet
         self.driver = model.parts.driver
         self.lends = lends

@@ -45,7 +45,7 @@ class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelDeclared(Event, frozen=True, tag=True, gc=False):
-    """A model that may be loaded.
+    """A model that may be loaded; of a known one new settings, while its sizes stay those that were measured.
 
     `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load,
     as `block_bytes` is.  `load_s`, `wake_s`:
@@ -73,6 +73,12 @@ class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
     worker: WorkerId
     model: ModelName
     device: DeviceName
+
+
+class ModelRemoved(Event, frozen=True, tag=True, gc=False):
+    """The model, none of whose instances has a process, may be loaded no more."""
+
+    model: ModelName
 
 
 class ModelWanted(Event, frozen=True, tag=True, gc=False):
@@ -234,6 +240,7 @@ AnyLandlordEvent = (
     DeviceDeclared
     | ModelDeclared
     | InstanceDeclared
+    | ModelRemoved
     | ModelWanted
     | WorkerActivated
     | UnloadAsked

@@ -8,6 +8,7 @@ tells it what that worker may hold, loaded or not, and carries out its wish for 
     workers    ──KvReturned, ModelLoaded, ...──► Landlord ──GrantKv, TakeKv, LoadModel, DozeModel, ...──► workers
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from melld.landlord import events
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
 from melld.landlord.granules import GRANULE_BLOCKS, GranuleLedger
 from melld.landlord.housing import Housing
-from melld.landlord.instance import ABSENT, PRESENT, DeclaredModel, House, Instance
+from melld.landlord.instance import ABSENT, PRESENT, UNLOADED, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 from melld.landlord.lending import Lender
 from melld.landlord.tenure import LandlordSettings, Tenure
@@ -49,6 +50,7 @@ class Landlord:
             events.DeviceDeclared: self._device_declared,
             events.ModelDeclared: self._model_declared,
             events.InstanceDeclared: self._instance_declared,
+            events.ModelRemoved: self._model_removed,
             events.ModelWanted: self._wanted,
             events.WorkerActivated: self._activated,
             events.UnloadAsked: self._unload_asked,
@@ -87,7 +89,11 @@ class Landlord:
         self.houses[event.device] = house
 
     def _model_declared(self, event: events.ModelDeclared) -> None:
-        self.models[event.model] = DeclaredModel(event)
+        if (known := self.models.get(event.model)) is not None:
+            known.declared = event
+        else:
+            self.models[event.model] = DeclaredModel(event)
+            self._chosen_s = -math.inf  # the next epoch finds a place for it
 
     def _instance_declared(self, event: events.InstanceDeclared) -> None:
         model, house = self.models[event.model], self.houses[event.device]
@@ -95,6 +101,15 @@ class Landlord:
         self.instances[event.worker] = instance
         house.instances.append(instance)
         model.instances.append(instance)
+
+    def _model_removed(self, event: events.ModelRemoved) -> None:
+        leavers = self.models[event.model].instances
+        assert all(one.state in UNLOADED for one in leavers), event
+        del self.models[event.model]
+        for one in leavers:
+            del self.instances[one.id]
+            one.house.instances.remove(one)
+        self._settle_all()
 
     # ---- what schedulers want
 
