@@ -223,8 +223,9 @@ class Models:
     async def _end(self, model: ServedModel) -> None:
         """Let the model go when its calls have ended."""
         assert self._parts.landlord is not None
-        await self._parts.landlord.dismiss(model)
+        await self._parts.landlord.departures.dismiss(self._parts.landlord.tenants[model.key])
         del self.prepared[model]
+        model.failure = ""
         names = ["hung workers", *(model.work() if model.serving is not None else ())]
         await self._tasks.cancel(*(self._name_of(name, model) for name in names))
         await model.close()

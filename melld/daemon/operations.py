@@ -23,9 +23,9 @@ from melld.control.messages import (
 )
 from melld.control.server import Lasting, OpenCall, Operation
 from melld.control.status import ModelStatus
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.model import ModelNotLoaded, ModelParts, NotUnloaded, ServedModel
+from melld.daemon.town.landlord import LandlordShell
 from melld.decisions.stories import Story
 from melld.driver.lendable import NeverLent
 from melld.driver.report import MoveReport

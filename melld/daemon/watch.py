@@ -14,9 +14,9 @@ import msgspec
 from melld import __version__
 from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus
 from melld.daemon.history import Attainment
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.model import ServedModel
+from melld.daemon.town.landlord import LandlordShell
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
 from melld.engine.pin import VLLM_VERSION

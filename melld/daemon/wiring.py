@@ -26,13 +26,13 @@ from melld.config import Config, ModelConfig
 from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, kind_of, slots_by_model, worker_environment
 from melld.daemon.history import History
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
 from melld.daemon.sizes import block_bytes_of, devices_declared, fitted, model_declared
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.tenant import Tenant
 from melld.daemon.wiring import _arena
 from melld.engine.fleet.arena import Arena, GpuArena
 from melld.engine.wire import messages as wire

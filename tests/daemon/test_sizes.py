@@ -11,12 +11,9 @@ from melld.config import ModelConfig
 from melld.config_text import parse_config
 from melld.daemon import sizes
 from melld.daemon.sizes import WEIGHTS_PART, device_memory_bytes, fewest_devices, group_devices, weights_bytes
-from melld.engine.fleet.place import Slot
-from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConfigError
-from melld.ids import WorkerId
+from melld.ids import ModelName
 from melld.kvstore.device_reading import Device
-from melld.landlord.events import DeviceDeclared, ModelDeclared
 
 GIB = 1 << 30
 

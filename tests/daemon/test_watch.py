@@ -13,14 +13,14 @@ from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
 from melld.control.messages import Drain, Lend, Load, Resume
 from melld.control.status import DaemonState, LoanStatus, ModelState, WorkerState, workers_ready
-from melld.daemon.first_loads import FrontEnds
 from melld.daemon.history import History
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
 from melld.daemon.operations import operations_of
+from melld.daemon.town.first_loads import FrontEnds
+from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from melld.config import Config, ModelConfig
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel, Unloaded
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.request import RequestKilledWorkers
 from melld.engine.host.ports import Ear

@@ -90,7 +90,7 @@ def test_a_removed_model_ends_its_streams_first(town: Town) -> None:
     assert stream.result() == quiet
     Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
     assert {one["model"] for one in town.daemon.status()["workers"]} == {"demo", "other"}
-    assert "third" not in town.daemon.get("/metrics")
+    assert 'model_name="third"' not in town.daemon.get("/metrics")
 
 
 def test_a_changed_model_is_another_one(town: Town) -> None:
@@ -120,7 +120,10 @@ def test_settings_that_a_model_follows_cost_no_load(town: Town) -> None:
 
 @pytest.mark.parametrize(
     ("entry", "why"),
-    [('{path = "/nowhere"}', "there is no directory"), ('{path = "%s", vllm = {dtype = "wide"}}', "wide")],
+    [
+        ('{path = "/nowhere"}', "there is no directory"),
+        ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
+    ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing(town: Town, entry: str, why: str) -> None:
     """One line says why, as `melld check-config` does."""

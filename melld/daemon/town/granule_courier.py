@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from melld.control.status import DeviceStatus, TenantStatus
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.tenant import Tenant
 from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.lending import TakeFailed
 from melld.engine.wire import messages as wire
@@ -59,8 +59,8 @@ class GranuleCourier:
             await self.arenas[device].scrub(granules)
         self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
 
-    def status_of(self, house: House, names: Mapping[WorkerId, ModelName]) -> DeviceStatus:
-        """Return how a device's memory is divided; `names`: of each worker's model."""
+    def status_of(self, house: House, tenants: Mapping[WorkerId, Tenant]) -> DeviceStatus:
+        """Return how a device's memory is divided; `tenants`: by their workers."""
         ledger, arena = house.ledger, self.arenas.get(house.name)
         return DeviceStatus(
             device=house.name,
@@ -69,7 +69,7 @@ class GranuleCourier:
             arena_bytes=arena.resident_bytes if arena is not None else None,
             models=tuple(
                 TenantStatus(
-                    model=names[one.id],
+                    model=tenants[one.id].name,
                     worker=one.id,
                     state=one.state,
                     resident_bytes=ledger.resident(one.id),

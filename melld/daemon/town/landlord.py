@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from melld.control.status import DeviceStatus, WorkerState
-from melld.daemon.first_loads import FirstLoads, FrontEnds
-from melld.daemon.granule_courier import GranuleCourier
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.departures import Departures
+from melld.daemon.town.first_loads import FirstLoads, FrontEnds
+from melld.daemon.town.granule_courier import GranuleCourier
+from melld.daemon.town.tenant import KEPT_OUT_S, Tenant
 from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
@@ -29,13 +30,12 @@ from melld.engine.wire import messages as wire
 from melld.ids import NO_EVENT, DeviceName, EventId, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
-from melld.landlord.instance import ON_DEVICE, UNLOADED, InstanceState
+from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
 from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
-KEPT_OUT_S = 10.0  # until a worker that an operator keeps out, or a model that has no room, is tried again
 
 
 class LandlordShell:
@@ -58,6 +58,7 @@ class LandlordShell:
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._scrubbed: set[WorkerId] = set()
         self._front_ends = FrontEnds(self._do)
+        self.departures = Departures(landlord.instances, clock, self.hear, self._forget)
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -72,6 +73,13 @@ class LandlordShell:
             tenant.driver.add_tap(partial(self._heard, tenant))
         for event in declared:
             self.hear(event)
+
+    def _forget(self, tenant: Tenant) -> None:
+        del self.tenants[tenant.key]
+        for worker in tenant.fleet.places:
+            del self._by_worker[worker]
+            self._offers.pop(worker, None)
+            self._last_offers.pop(worker, None)
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
         """Load one instance of each model while there is room, pinned models first; return when each is there.
@@ -91,16 +99,12 @@ class LandlordShell:
             await asyncio.sleep(TICK_S)
             for tenant in list(self.tenants.values()):
                 self._tell_needs(tenant)
-                self._let_go(tenant)
+                self.departures.look(tenant)
                 if tenant.model.waiting and not tenant.model.is_warm:
                     self.want(tenant.model)
-                self._refuse_what_never_fits(tenant)
-            loads = {key: tenant.take_load(self._held(tenant)) for key, tenant in self.tenants.items()}
+                tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
+            loads = {key: tenant.take_load(self.landlord.instances) for key, tenant in self.tenants.items()}
             self.hear(e.ModelsMeasured(self._clock(), loads))
-
-    def _held(self, tenant: Tenant) -> int:
-        clearing = (n for n in tenant.fleet.places if self.landlord.instances[n].state is InstanceState.CLEARING)
-        return sum(len(tenant.fleet.places[worker].held) for worker in clearing)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -182,8 +186,7 @@ class LandlordShell:
         if ended.expected:
             self.hear(e.ModelGone(self._clock(), worker))
             return
-        tenant = self._by_worker[worker]
-        place = tenant.fleet.places[worker]
+        place = (tenant := self._by_worker[worker]).fleet.places[worker]
         failure = tenant.model.named(WorkerStartFailed(worker, place.slot.device, ended.reason))
         self.hear(e.LoadFailed(self._clock(), worker, place.back_off_s))
         self._first.ended(worker, failure)
@@ -246,7 +249,7 @@ class LandlordShell:
                 if command.why is e.Why.TOO_LARGE:
                     instance = self.landlord.instances[worker]
                     self._first.ended(worker, WorkerStartFailed(worker, instance.house.name, instance.why_too_large))
-                    self._refuse_what_never_fits(tenant)
+                    tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
@@ -254,16 +257,6 @@ class LandlordShell:
                 tenant.fleet.doze(worker)
             case e.DrainInstance() | e.ReopenInstance():
                 tenant.drain(worker, self._clock(), is_reopened=isinstance(command, e.ReopenInstance))
-
-    def _refuse_what_never_fits(self, tenant: Tenant) -> None:
-        """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
-        declared = self.landlord.models[tenant.key]
-        tenant.refuse_larger(declared.most_bytes)
-        if not declared.most_bytes and not declared.is_served and tenant.model.why_closed() is None:
-            why = declared.instances[0].why_too_large
-            if why not in tenant.model.failure:
-                log.error("%s: %s", tenant.name, why)
-            tenant.model.failed(why, KEPT_OUT_S)
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
@@ -274,41 +267,11 @@ class LandlordShell:
             self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
-    # -- models that come and go --------------------------------------------------------------------------------------
-
     def load_if_room(self, model: ServedModel) -> None:
         """Load a model that has come to the others, if none of them must leave for it."""
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where the model could be loaded
-        choice = self.landlord.models[model.key].choice
-        if choice is not None and not choice.victims:
+        if (choice := self.landlord.models[model.key].choice) is not None and not choice.victims:
             self.want(model)
-
-    def dismiss(self, model: ServedModel) -> asyncio.Future[None]:
-        """Let a model that calls cannot find any more leave when it has none; return a future of that.
-
-        Those that wait for its load, or for a place, are refused.
-        """
-        tenant = self.tenants[model.key]
-        model.failed("it was removed from the configuration", 0.0)
-        tenant.leaves = asyncio.get_running_loop().create_future()
-        return tenant.leaves
-
-    def _let_go(self, tenant: Tenant) -> None:
-        if tenant.leaves is None or tenant.model.calls or tenant.fleet.live:
-            return
-        instances = {worker: self.landlord.instances[worker] for worker in tenant.fleet.places}
-        for worker, one in instances.items():
-            if one.state is InstanceState.CLEARING and tenant.fleet.places[worker].process is None:
-                self.hear(e.ModelGone(self._clock(), worker))
-            elif one.state not in UNLOADED:
-                self.hear(e.UnloadAsked(self._clock(), worker))
-        if all(one.state in UNLOADED for one in instances.values()):
-            self.hear(e.ModelRemoved(self._clock(), tenant.key))
-            del self.tenants[tenant.key]
-            for of_workers in (self._by_worker, self._offers, self._last_offers):
-                for worker in instances:
-                    of_workers.pop(worker, None)
-            tenant.leaves.set_result(None)
 
     # -- for operators -----------------------------------------------------------------------------------------------
 
@@ -334,5 +297,4 @@ class LandlordShell:
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Return how each device's memory is divided."""
-        names = {worker: tenant.name for worker, tenant in self._by_worker.items()}
-        return tuple(self.courier.status_of(house, names) for house in self.landlord.houses.values())
+        return tuple(self.courier.status_of(house, self._by_worker) for house in self.landlord.houses.values())
