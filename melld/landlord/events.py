@@ -232,6 +232,10 @@ class DozeModel(LandlordCommand, frozen=True, tag=True, gc=False):
     """Have the instance's process let go of its weights and wait.  Answered by `ModelDozed` or `ModelGone`."""
 
 
+class StopDozing(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Have an instance that goes to doze leave off, so that it wakes soon.  `ModelDozed` follows all the same."""
+
+
 class UnloadModel(LandlordCommand, frozen=True, tag=True, gc=False):
     """End the instance's process.  Answered by `ModelGone`."""
 
@@ -254,5 +258,5 @@ AnyLandlordEvent = (
     | ModelsMeasured
 )
 AnyLandlordCommand = (
-    OfferCapacity | GrantKv | TakeKv | LoadModel | DrainInstance | ReopenInstance | DozeModel | UnloadModel
+    OfferCapacity | GrantKv | TakeKv | LoadModel | DrainInstance | ReopenInstance | DozeModel | StopDozing | UnloadModel
 )

@@ -44,6 +44,7 @@ class Landlord:
         self._commands: list[AnyLandlordCommand] = []
         self._now_s = 0.0
         self._measured_s: float | None = None
+        self._hurried: set[WorkerId] = set()
         self._looked_s = 0.0
         self._chosen_s = -CHOOSE_EVERY_S
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -183,7 +184,9 @@ class Landlord:
     def _dozed(self, event: events.ModelDozed) -> None:
         instance = self.instances[event.worker]
         instance.become("dozed", event.at_s)
-        instance.model.dozing_bytes = event.resident_bytes
+        if instance.id not in self._hurried:  # else its weights may not be gone
+            instance.model.dozing_bytes = event.resident_bytes
+        self._hurried.discard(instance.id)
         if instance.drained_for is Why.OPERATOR:  # asked for since
             self.tenure.leave(instance, Why.OPERATOR, self._now_s)
         self._left(instance, event.resident_bytes)
@@ -191,6 +194,7 @@ class Landlord:
     def _gone(self, event: events.ModelGone) -> None:
         instance = self.instances[event.worker]
         instance.become("gone", event.at_s)
+        self._hurried.discard(instance.id)
         self._left(instance, 0)
 
     def _left(self, instance: Instance, resident_bytes: int) -> None:
@@ -238,6 +242,10 @@ class Landlord:
             if one.state is S.DRAINING and one.drained_for is Why.FEWER:
                 self.tenure.keep(one, self._now_s)
                 coming = True
+        for one in model.instances if waiting and not coming else ():
+            if one.state is S.LEAVING and one.drained_for is not Why.OPERATOR:
+                self._hurried.add(one.id)
+                self._tell(events.StopDozing(one.id, Why.WANTED))
         in_vain = waiting and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s
         choice = None
         if not coming and (model.declared.pinned or in_vain):  # its scheduler may know of nowhere: workers are drained

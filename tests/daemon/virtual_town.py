@@ -48,7 +48,7 @@ class Borrower(VirtualWorker):
 
     def obey(self, willing: bool = True) -> None:
         message = self.inbox[0][0] if self.inbox else None
-        mine = wire.GrantGranules | wire.TakeGranules | wire.Doze | wire.Wake
+        mine = wire.GrantGranules | wire.TakeGranules | wire.Doze | wire.StopDozing | wire.Wake
         if not isinstance(message, mine) or not self.ready or self.hung:
             super().obey(willing)
         else:

@@ -147,9 +147,8 @@ class LandlordShell:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
         tenant = self.tenants[model.key]
         self._front_ends.open(model)
-        instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
-        offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
-        there = any(one.state in ON_DEVICE for one in instances)
+        offers = [self._last_offers[worker] for worker in tenant.fleet.places if worker in self._last_offers]
+        there = any(self.landlord.instances[worker].state in ON_DEVICE for worker in tenant.fleet.places)
         if not there and (room := [offer for offer in offers if offer.capacity_bytes]):
             self.hear(e.ModelWanted(self._clock(), min(room, key=lambda offer: offer.wake_s).worker))
 
@@ -246,23 +245,24 @@ class LandlordShell:
             case e.UnloadModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
-                if command.why is e.Why.TOO_LARGE:
-                    instance = self.landlord.instances[worker]
-                    self._first.ended(worker, WorkerStartFailed(worker, instance.house.name, instance.why_too_large))
+                if command.why is e.Why.TOO_LARGE and (one := self.landlord.instances[worker]):
+                    self._first.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
                     tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
                 tenant.fleet.doze(worker)
+            case e.StopDozing():
+                tenant.fleet.supervisor.dozing.stop(tenant.fleet.places[worker])
             case e.DrainInstance() | e.ReopenInstance():
                 tenant.drain(worker, self._clock(), is_reopened=isinstance(command, e.ReopenInstance))
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
         self._first.begun(worker)
-        dozes = tenant.fleet.places[worker].state is WorkerState.DOZING
-        log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
+        does = "waking" if tenant.fleet.places[worker].state is WorkerState.DOZING else "loading"
+        log.info("%s: %s %s", worker, does, tenant.name)
         if not tenant.fleet.supervisor.load(worker):
             self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))

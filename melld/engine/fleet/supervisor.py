@@ -55,7 +55,7 @@ class Supervisor:
         self.owner = owner
         self._first = FirstStart(self.places.values())
         self._hung = HungWorkers(self.places.values(), health)
-        self._dozing = Dozing(listener, self.stop_worker)
+        self.dozing = Dozing(listener, self.stop_worker)
         self._restarts = Restarts(self._spawn, self._own, listener, health.steady_after_s)
         self.add(slots, host)
 
@@ -147,7 +147,7 @@ class Supervisor:
 
     def doze(self, worker: WorkerId) -> None:
         """Have a worker doze for its owner."""
-        self._dozing.ask(self.places[worker])
+        self.dozing.ask(self.places[worker])
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
@@ -242,7 +242,7 @@ class Supervisor:
             case wire.Pong():
                 self._hung.judge_step(place, message)
             case wire.Dozed():
-                self._dozing.answered(place, message)
+                self.dozing.answered(place, message)
             case wire.WorkerReady():
                 if place.process is not None and not place.process.asked_to_end:
                     self._ready(place, message, place.process)
