@@ -145,7 +145,8 @@ class Daemon:
         if (landlord := self._parts.landlord) is not None:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
-            await let_devices(self._parts, self.config, prepared)
+            if divided := await let_devices(self._parts, self.config, prepared):
+                self._say(f"melld: {divided}")
             await landlord.start(progress.became_ready)
             return prepared
         workers = asyncio.ensure_future(self._start_workers(progress))

@@ -213,14 +213,14 @@ def check_lending(config: Config, gpus: Sequence[Device]) -> None:
     if len({gpu.uuid for gpu in gpus}) < len(gpus):
         raise ConfigError(key, "a GPU is named twice: its workers would have a memory each")
     memory = min(device_memory_bytes(config, gpus))
-    weights = sum(_first_guess(config, model, "cuda") for model in config.served)
+    weights = sum(first_guess(config, model, "cuda") for model in config.served)
     if lent + weights > memory:
         told = ", ".join(f"{size / 2**20:,.0f} MiB" for size in (lent, weights, memory))
         each = "of KV memory, of weights and what workers take beside them, and on a device"
         raise ConfigError(key, f"all models must fit beside it, but these do not fit: {told} ({each})")
 
 
-def _first_guess(config: Config, model: ModelConfig, kind: str) -> int:
+def first_guess(config: Config, model: ModelConfig, kind: str) -> int:
     """Return what a worker of the model will probably hold beside KV."""
     dtype = str(engine_arguments(config.alone(model), kind).get("dtype", ""))
     return weights_bytes(model, dtype) + BESIDE_WEIGHTS_BYTES[kind]
@@ -249,7 +249,7 @@ def model_declared(
     `own_bytes`: KV memory that its workers have beside the arena.
     """
     model, idle, lent = config.model, config.idle, config.devices.lent_bytes
-    held = _first_guess(config, model, kind)
+    held = first_guess(config, model, kind)
     weights = held - BESIDE_WEIGHTS_BYTES[kind]
     kept_s = (idle.sleep_after_s or 0.0) + idle.stop_after_s
     return e.ModelDeclared(

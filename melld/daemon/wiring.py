@@ -24,13 +24,14 @@ from melld import __version__
 from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
 from melld.daemon.boundaries import boundary_settings
-from melld.daemon.devices import find_gpus, kind_of, slots_by_model, worker_environment
+from melld.daemon.devices import find_gpus, kind_of, sized, slots_by_model, worker_environment
 from melld.daemon.history import History
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
 from melld.daemon.sizes import block_bytes_of, devices_declared, fitted, model_declared
+from melld.daemon.town.dividing import can_lend, division_of, lacks_sizes, lending
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
@@ -59,6 +60,7 @@ from melld.ids import DeviceName
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 from melld.landlord import events as e
+from melld.landlord.division import Division
 from melld.landlord.events import NEVER, DeviceDeclared
 from melld.landlord.granules import GRANULE_BLOCKS
 from melld.landlord.landlord import Landlord
@@ -155,8 +157,10 @@ def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
     return [prepare(model.parts.config, kind_of(parts.gpus)) for model in parts.models]
 
 
-async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
+async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> str:
     """Give the workers of several models to the Landlord, now that vLLM has read what the models are like.
+
+    Return how GPUs are divided if the configuration does not say.
 
     Raises:
         ConfigError: a GPU does not have the memory to lend.
@@ -164,6 +168,11 @@ async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tup
     assert parts.landlord is not None
     blocks = [block_bytes_of(vllm_config) for vllm_config, _ in prepared]
     slots = [place.slot for place in parts.models[0].parts.fleet.places.values()]
+    division = Division(lent_bytes=config.devices.lent_bytes)
+    if says_nothing := bool(parts.gpus) and not division.lent_bytes and lacks_sizes(config):
+        division = division_of(config, parts.gpus, lends=all(can_lend(vllm_config) for vllm_config, _ in prepared))
+        config = msgspec.structs.replace(config, devices=lending(config.devices, division))
+    parts.landlord.courier.division = division
     devices = devices_declared(config, parts.gpus, [slot.device for slot in slots], blocks, time.monotonic())
     arenas = {}
     if config.devices.lent_bytes or not parts.gpus:  # else each worker has KV memory of its own
@@ -172,14 +181,19 @@ async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tup
     parts.landlord.take_over(devices, [], arenas)
     for model, (vllm_config, _) in zip(parts.models, prepared, strict=True):
         let_in(parts, model, vllm_config)
+    return f"each GPU: {division.in_words(len(parts.models))}" if says_nothing else ""
 
 
 def let_in(parts: DaemonParts, model: ServedModel, vllm_config: Any, *, is_known: bool = False) -> None:
     """Give the workers of one model to the Landlord; of one that is known, tell it the new settings."""
     assert parts.landlord is not None
     config, arenas, now_s = model.parts.config, parts.landlord.courier.arenas, time.monotonic()
+    division = parts.landlord.courier.division
+    config = msgspec.structs.replace(config, devices=lending(config.devices, division))
     places = model.parts.fleet.places.values()
     for place in places:
+        if parts.gpus and not is_known:
+            place.slot = msgspec.structs.replace(place.slot, spec=sized(place.slot.spec, division))
         if (arena := arenas.get(DeviceName(place.slot.device))) is not None:
             spec = msgspec.structs.replace(place.slot.spec, arena=arena.spec())
             place.slot = msgspec.structs.replace(place.slot, spec=spec)

@@ -15,6 +15,7 @@ from melld.engine.fleet.lending import TakeFailed
 from melld.engine.wire import messages as wire
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
+from melld.landlord.division import Division
 from melld.landlord.instance import House
 
 log = logging.getLogger("melld.landlord")
@@ -25,6 +26,7 @@ class GranuleCourier:
 
     def __init__(self, clock: Callable[[], float], hear: Callable[[e.AnyLandlordEvent], None]) -> None:
         self.arenas: Mapping[DeviceName, AnyArena] = {}
+        self.division = Division()
         self.takes: Counter[ModelName] = Counter()
         self.moved_blocks: Counter[ModelName] = Counter()
         self._clock = clock
