@@ -231,6 +231,8 @@ class ServedModel:
         if drain is not None:
             gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
             return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+        if place.state is WorkerState.FAILED and place.obstacle:
+            return WorkerState.WAITING, place.obstacle
         if place.state is WorkerState.FAILED and not place.given_up:
             when = "is not tried again for" if place.is_owned else "starts again in"
             return place.state, f"{place.detail}; {when} {place.back_off_s:.0f} s"
@@ -250,10 +252,14 @@ class ServedModel:
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
         if self.failure and asyncio.get_running_loop().time() < self._closed_until_s:
             return f"{self.name} {self.failure}"
-        states = [(place, self.state_of(place)[0]) for place in self.parts.fleet.places.values()]
-        if any(holds(place, state) for place, state in states):
+        states = [(place, *self.state_of(place)) for place in self.parts.fleet.places.values()]
+        if any(holds(place, state) for place, state, _ in states):
             return None
-        return "no worker can serve: " + ", ".join(f"{place.slot.worker} {state}" for place, state in states)
+        told = (
+            f"{place.slot.worker} {state}" + f" ({reason})" * (state is WorkerState.WAITING)
+            for place, state, reason in states
+        )
+        return f"no worker can serve: {', '.join(told)}"
 
     def status(self) -> ModelStatus:
         """Return what clients and operators may know of the model as a whole."""

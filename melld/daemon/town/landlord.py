@@ -112,8 +112,7 @@ class LandlordShell:
         """Let the Landlord decide, and carry that out.  What it leads to may overtake the next of several events."""
         self._heard_s = max(event.at_s, self._heard_s)
         self._told = EventId(self._told + 1)
-        event = msgspec.structs.replace(event, at_s=self._heard_s, id=self._told)
-        log.debug("%s", event)
+        log.debug("%s", event := msgspec.structs.replace(event, at_s=self._heard_s, id=self._told))
         with contextlib.ExitStack() as each:  # runs them in their order, and each though one before it has failed
             each.callback(self.tell_offers)
             for command in reversed(self.landlord.handle(event)):
@@ -261,10 +260,11 @@ class LandlordShell:
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
         self._first.begun(worker)
-        does = "waking" if tenant.fleet.places[worker].state is WorkerState.DOZING else "loading"
-        log.info("%s: %s %s", worker, does, tenant.name)
+        dozes = tenant.fleet.places[worker].state is WorkerState.DOZING
+        log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
-            self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
+            why = tenant.fleet.places[worker].obstacle or "an operator keeps it out of service"
+            self._first.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
     def load_if_room(self, model: ServedModel) -> None:
