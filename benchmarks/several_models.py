@@ -5,17 +5,22 @@ while they give back memory.  Every greedy and seeded answer must be the one of 
 afterwards, and memory flat.  `dozing`: the same of models with larger weights, which doze when idle.
 `switches`: the third of three models is asked, of which two fit, again and again, half of the time beside a stream of
 another model; its first token against one of a model loaded beside nobody.
+`reloads`: a model that is added by a reload beside a stream of another; its first token against a bare load.
 `wakes`: the first token of a model that dozes, against one that is loaded; with `--device cuda` of one of a usual size.
 """
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from benchmarks import tables
 from benchmarks.models_history import NAMES, cases, history, make_models
@@ -104,10 +109,49 @@ def wakes(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
     return happened | {"medians_s": [round(statistics.median(found), 3) for found in times_s.values()]}, wrong
 
 
+def reloads(daemon: DaemonProcess, asked: argparse.Namespace) -> Outcome:
+    """Add the third model by a reload, again and again, beside a stream of the first; return its first tokens."""
+    operator, body = Operator(daemon), cases()[0]
+    first, _, third = NAMES
+    quiet = {name: Stream(daemon, body | {"model": name, "max_tokens": 600}).result() for name in (first, third)}
+    whole = tomllib.loads(asked.config.read_text())
+    times_s: dict[str, list[float]] = {"bare": [], "added": []}
+    wrong: list[str] = []
+
+    def reload(models: list[Any]) -> None:
+        asked.config.write_text(tomli_w.dumps(whole | {"models": models}))
+        daemon.process.send_signal(signal.SIGHUP)
+
+    for _ in range(asked.switches):
+        for way in times_s:
+            operator.unload(third)
+            if way == "added":
+                reload(whole["models"][:2])
+                operator.wait(lambda status: len(status["devices"][0]["models"]) == 2)
+            beside = Stream(daemon, body | {"model": first, "max_tokens": 600})
+            beside.wait_chunks(1)
+            began_s = time.monotonic()
+            if way == "added":
+                reload(whole["models"])
+                while third not in daemon.get("/v1/models"):
+                    time.sleep(0.02)
+            stream = Stream(daemon, body | {"model": third, "max_tokens": 600})
+            stream.wait_chunks(1)
+            times_s[way].append(stream.arrivals_s[0] - began_s)
+            for name, one in ((third, stream), (first, beside)):
+                if one.result() != quiet[name]:
+                    wrong.append(f"{name} answered otherwise: {one.answer}")
+        print({way: found[-1] for way, found in times_s.items()}, flush=True)
+    happened: dict[str, Any] = {f"{way}_s": [round(one, 3) for one in found] for way, found in times_s.items()}
+    medians_s = [statistics.median(found) for found in times_s.values()]
+    return happened | {"added / bare": round(medians_s[1] / medians_s[0], 2)}, wrong
+
+
 PARTS: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "history": (history, 2, {}),
     "dozing": (history, 2, {"wide": True, "keep_alive_s": 3}),
     "switches": (switches, 1, {}),
+    "reloads": (reloads, 1, {}),
     "wakes": (wakes, 1, {"wide": True, "keep_alive_s": 0.5}),
 }
 """Each with its number of devices, and what its models are like."""
@@ -154,7 +198,7 @@ def one_on_a_gpu(directory: Path) -> str:
 def play(part: Any, devices: int, asked: argparse.Namespace, **kind: Any) -> Outcome:
     """Play a part with a daemon of its own."""
     with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "melld.toml"
+        config = asked.config = Path(directory) / "melld.toml"
         if asked.device == "cuda":
             config.write_text(one_on_a_gpu(Path(directory)))
         else:

@@ -68,8 +68,10 @@ class Tasks:
         self._running[name] = asyncio.get_running_loop().create_task(self._keep(name, work), name=name)
 
     async def cancel(self, *names: str) -> None:
-        """Cancel these tasks, or all of them; return once they have ended."""
-        ending = [self._running[name] for name in names or self._running]
+        """Cancel these tasks and forget them, or cancel all; return once they have ended."""
+        ending = [self._running.pop(name) for name in names or list(self._running) if name in self._running]
+        for name in names:
+            self.restarts.pop(name, None)
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)

@@ -76,7 +76,7 @@ def inject(directory: Path) -> None:
     """Wrap what the tasks call in each turn, in this process."""
     from melld.control import runtime_directory
     from melld.daemon import lifecycle
-    from melld.daemon.tenant import Tenant
+    from melld.daemon.town.tenant import Tenant
     from melld.daemon.watch import Watch
     from melld.driver.boundaries import BoundaryKeeper
     from melld.driver.news import News

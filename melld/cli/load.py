@@ -4,6 +4,7 @@ Owns the request and the wording.
 """
 
 import argparse
+from pathlib import Path
 
 from melld.cli.asking import ask, describe
 from melld.control.messages import Load
@@ -15,18 +16,24 @@ PATIENCE_S = 86_400.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    takes_model(parser, "Load one of several models, and return once it can be asked.")
+    does = "Load one of several models, and return once it can be asked."
+    parser.add_argument("--name", help="serve the model at this path, too, by that name until it is unloaded")
+    takes_model(parser, does, " or, with --name, a path or a name on Hugging Face")
 
 
-def takes_model(parser: argparse.ArgumentParser, does: str) -> None:
+def takes_model(parser: argparse.ArgumentParser, does: str, or_else: str = "") -> None:
     """Describe a command that does something with one model."""
-    parser.add_argument("model", metavar="NAME", help="as `melld models` lists it")
+    parser.add_argument("model", metavar="NAME", help=f"as `melld models` lists it{or_else}")
     describe(parser, does, "done", "not done (the daemon says why)", "the model's status as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Have the model loaded; return the exit code."""
-    question = Load(model=arguments.model), PATIENCE_S
+    load = Load(model=arguments.model)
+    if arguments.name is not None:
+        here = Path(arguments.model)  # the daemon may run elsewhere
+        load = Load(model=arguments.name, path=str(here.resolve()) if here.exists() else arguments.model)
+    question = load, PATIENCE_S
     return ask("load", arguments, question, ModelStatus, in_words, lambda one: one.state is ModelState.LOADED)
 
 

@@ -28,6 +28,7 @@ STATE_STYLES: dict[str, str] = {
     DaemonState.STOPPING: "cyan",
     WorkerState.DRAINED: "dim",
     WorkerState.LENT: "cyan",
+    WorkerState.WAITING: "yellow",
     WorkerState.WAKING: "yellow",
     WorkerState.ASLEEP: "dim",
     WorkerState.DOZING: "dim",

@@ -32,6 +32,9 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     keys_added: int = 0
     keys_removed: int = 0
     """Numbers of API keys added and removed."""
+    models_added: tuple[str, ...] = ()
+    models_removed: tuple[str, ...] = ()
+    """Models by name; a changed one is in both.  Running requests of a removed one end first."""
 
 
 class Migrate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,6 +204,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
 
     model: str
+    path: str = ""
+    """Of one that is not configured, served by that name until it is unloaded or the daemon ends; empty: it is."""
 
 
 class Unload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -38,6 +38,7 @@ class WorkerState(enum.StrEnum):
     WAKING = "waking"  # its process starts again; requests placed on it wait
     DRAINED = "drained"  # an operator took its device; `melld resume` starts it
     LENT = "lent"  # another program has its device (`melld run`); it starts when that ends
+    WAITING = "waiting"  # another program fills its device; it starts when that has gone
     STOPPED = "stopped"  # no process; started when needed
     FAILED = "failed"  # its process died or would not start; `reason` says what comes next
 
@@ -110,9 +111,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
     """Return a text on how many workers serve, including those at rest, which are woken when needed."""
-    serving = [worker.state for worker in workers if worker.state in SERVING]
-    resting = sum(state in RESTING for state in serving)
-    return f"{len(serving)} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
+    serving, resting = (sum(worker.state in which for worker in workers) for which in (SERVING, RESTING))
+    return f"{serving} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from melld.config import Config, CpuDevices, DevicesConfig
 from melld.daemon.preflight import check_roles, promised_by
 from melld.engine.arguments import (
@@ -22,6 +24,7 @@ from melld.errors import ConfigError
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml, choose, restrict
+from melld.landlord.division import Division
 from melld.scheduler.policies.slo.policy import MellSlo
 
 Each = TypeVar("Each")
@@ -108,6 +111,7 @@ def make_slots(
     slots = []
     for index, name in enumerate(names):
         own = uuids[index * each : (index + 1) * each]
+        most = max((shares[one] for one in own), default=0)
         worker = f"w{model * len(names) + index}"
         spec = WorkerSpec(
             worker=worker,
@@ -116,7 +120,7 @@ def make_slots(
             visible_devices=tuple(dict.fromkeys((*own, *uuids))),
             engine_arguments=arguments
             | ({"enable_sleep_mode": True} if sleeps else {})
-            | (_share(arguments, name, max(shares[one] for one in own) * models, lent_bytes) if own else {}),
+            | (_share(arguments, name, most * models, lent_bytes, is_shared=most > 1) if own else {}),
             environment=settings | (without_expandable_segments(environment) if own else {}),
             copy_rules=CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
@@ -127,6 +131,17 @@ def make_slots(
         )
         slots.append(Slot(worker=WorkerId(spec.worker), device=name, uuids=tuple(own), spec=spec))
     return slots
+
+
+def sized(spec: WorkerSpec, division: Division) -> WorkerSpec:
+    """Return the specification of a GPU's worker with the KV memory that its model is given, unless it has a size."""
+    arguments, environment = dict(spec.engine_arguments), dict(spec.environment)
+    if division.lent_bytes:
+        arguments |= {"kv_cache_memory_bytes": division.lent_bytes, "gpu_memory_utilization": LEAST_UTILIZATION}
+        environment = LENDING_ENVIRONMENT | environment
+    elif division.own_bytes:
+        arguments.setdefault("kv_cache_memory_bytes", division.own_bytes)
+    return msgspec.structs.replace(spec, engine_arguments=arguments, environment=environment)
 
 
 def _step_limit(config: Config) -> StepLimit | None:
@@ -152,7 +167,9 @@ def _suffixes(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
     return suffixes
 
 
-def _share(arguments: Mapping[str, Any], device: str, workers: int, lent_bytes: int) -> dict[str, Any]:
+def _share(
+    arguments: Mapping[str, Any], device: str, workers: int, lent_bytes: int, *, is_shared: bool
+) -> dict[str, Any]:
     """Return the arguments by which `workers` share a GPU.
 
     With lent memory vLLM need not look for any: the device may be all but full.
@@ -161,13 +178,13 @@ def _share(arguments: Mapping[str, Any], device: str, workers: int, lent_bytes: 
     must be configured.
 
     Raises:
-        ConfigError: the workers share the GPU, and the size of their KV caches is not configured.
+        ConfigError: a model's workers share the GPU (`is_shared`), and the size of their KV caches is not configured.
     """
     if workers == 1:
         return {}
     if lent_bytes:
         return {"kv_cache_memory_bytes": lent_bytes, "gpu_memory_utilization": LEAST_UTILIZATION}
-    if "kv_cache_memory_bytes" not in arguments:
+    if "kv_cache_memory_bytes" not in arguments and is_shared:
         key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
         raise ConfigError(key, f"{device} shares its GPU: say what each worker's KV cache takes, such as {example}")
     return {"gpu_memory_utilization": arguments.get("gpu_memory_utilization", 0.9) / workers}

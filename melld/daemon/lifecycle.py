@@ -25,6 +25,7 @@ from melld.control.status import SERVING, DaemonState, workers_ready
 from melld.daemon import preflight
 from melld.daemon.metrics import LoopProbe
 from melld.daemon.model import ServedModel
+from melld.daemon.models import Models
 from melld.daemon.operations import operations_of
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
@@ -62,25 +63,23 @@ class Daemon:
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
             control = self._open(supervision, stack)
-            for model in self._models:
-                if model.parts.decisions is not None:  # closed after the last worker has ended, to record that too
-                    stack.callback(model.parts.decisions.close)
+            stack.callback(self._models.close_logs)  # after the last worker has ended, to record that too
             stack.push_async_callback(self._tasks.cancel)
             stack.callback(self._parts.template.stop)
             if self._parts.cluster is not None:
                 stack.push_async_callback(self._parts.cluster.stop)
-            stack.push_async_callback(self._close_models)
+            stack.push_async_callback(self._models.close)
             self._listen_to_signals()
             self._tasks.keep("reload", Work(self._reload_at_hang_ups))
             beat_s = supervision.beat_interval_s
             telling = partial(keep_told, self._notifier, beat_s, self._look)
             self._tasks.keep("service manager", Work(telling, [min(rest_s, beat_s) for rest_s in RESTS_S]))
-            operations = operations_of(self._models, self._parts.landlord, self._parts.machines)
+            operations = operations_of(self._models.served, self._parts.landlord, self._parts.machines, self)
             operations["reload"] = Operation(Reload, self._on_reload)
             answering = await stack.enter_async_context(serve_control(operations, self.watch.status, control))
             self._tasks.keep("control socket", Work(answering.stay))
-            for model in self._models:
-                self._tasks.keep(self._name_of("hung workers", model), Work(model.parts.fleet.supervisor.watch))
+            for model in self._models.served:
+                self._models.watch(model)
             if not await self._start():
                 return
             await stack.enter_async_context(self._serving())
@@ -108,7 +107,8 @@ class Daemon:
         self._parts = make_parts(
             config, preflight.url_of(self.settings.listeners), self._condition, self.settings.client_names
         )
-        self.watch, self._models = self._parts.watch, self._parts.models
+        self.watch = self._parts.watch
+        self._models = Models(self._parts, self._condition, self._tasks)
         return control
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ class Daemon:
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 return False
-            self._prepared = starting.result()
+            self._models.prepared.update(zip(self._models.served, starting.result(), strict=True))
         finally:
             saying.cancel()
             stopping.cancel()
         return not self._stop.is_set()
 
     def _places(self) -> list[Place]:
-        return [place for model in self._models for place in model.parts.fleet.places.values()]
+        return [place for model in self._models.served for place in model.parts.fleet.places.values()]
 
     async def _start_both(self, progress: preflight.StartProgress) -> list[tuple[Any, Namespace]]:
         """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
@@ -145,7 +145,8 @@ class Daemon:
         if (landlord := self._parts.landlord) is not None:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
-            await let_devices(self._parts, self.config, prepared)
+            if divided := await let_devices(self._parts, self.config, prepared):
+                self._say(f"melld: {divided}")
             await landlord.start(progress.became_ready)
             return prepared
         workers = asyncio.ensure_future(self._start_workers(progress))
@@ -159,39 +160,22 @@ class Daemon:
     async def _start_workers(self, progress: preflight.StartProgress) -> None:
         if self._parts.cluster is not None:
             await self._parts.cluster.start()
-        await self._models[0].start(progress.became_ready)
+        await self._models.served[0].start(progress.became_ready)
 
     # -- serve ------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        from melld.api.app import prepare_serving, start_api
+        from melld.api.app import start_api
         from melld.api.guards.media import media_from_public_addresses
         from melld.api.pages import ApiContext
-        from melld.engine.frontend.vllm_metrics import VllmMetrics
 
         registry = prometheus_client.REGISTRY
-        vllm_metrics = VllmMetrics(registry)
-
-        async def open_model(model: ServedModel) -> None:
-            await model.open(self._parts.template, self._prepared[self._models.index(model)])
-            prepare_serving(model.serving)
-            vllm_metrics.keep()
-            for name, work in model.work().items():
-                self._tasks.keep(self._name_of(name, model), work)
-            model.loaded()
-
-        for model in self._models:
-            if model.has_been_warm:
-                await open_model(model)
-        if (landlord := self._parts.landlord) is not None:
-            landlord.serve(open_model)
-            self._tasks.keep("landlord", Work(landlord.run))
-        registry.register(vllm_metrics)
+        await self._models.serve()
         registry.register(self._parts.metrics)
         self._tasks.keep("readings", Work(self.watch.run))
         context = ApiContext(
-            models=self._models,
+            models=self._models.served,
             config=lambda: self.settings.config.server,
             keys=lambda: self.settings.keys,
             why_not_ready=self.watch.why_not_ready,
@@ -203,7 +187,9 @@ class Daemon:
         take_over_loggers()
         media: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if not self.config.server.allow_internal_media_urls:
-            domains = [getattr(arguments, "allowed_media_domains", None) for _, arguments in self._prepared]
+            domains = [
+                getattr(arguments, "allowed_media_domains", None) for _, arguments in self._models.prepared.values()
+            ]
             media = media_from_public_addresses(has_domains=any(domains))
         async with media, start_api(context, self.settings.listeners) as self.admission:
             probe = LoopProbe(registry)
@@ -217,8 +203,10 @@ class Daemon:
 
     def _say_ready(self) -> None:
         """Show the operator how requests move, where the API is, with a call to try, and which workers do not serve."""
-        self._say("\n".join(f"melld: {one.name} moves: {one.moves}" for one in self._models if one.has_been_warm))
-        first = next(model for model in self._models if model.serving is not None)
+        self._say(
+            "\n".join(f"melld: {one.name} moves: {one.moves}" for one in self._models.served if one.has_been_warm)
+        )
+        first = next(model for model in self._models.served if model.serving is not None)
         directory, status = self.config.server.runtime_directory, self.watch.status()
         how = status.url, first.name, bool(self.settings.keys), preflight.example_of(first.serving)
         self._say(preflight.ready_text(*how, directory, [one for one in status.workers if one.state not in SERVING]))
@@ -272,9 +260,18 @@ class Daemon:
                     self._notifier.send(READY="1")
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
-        reloaded = await self.settings.reload()
+        reloaded = await self.settings.reload(None if self._models.are_fixed else self._models)
         self._condition.reload_warnings = []
         return reloaded
+
+    async def load(self, path: str, name: str) -> ServedModel:
+        """Serve one more model: see `Models.load`."""
+        async with self.settings.changing:
+            return await self._models.load(self.settings.config, path, name)
+
+    async def unload(self, model: ServedModel, now: bool) -> bool:
+        """Remove a model that was loaded by hand: see `Models.unload`."""
+        return await self._models.unload(model, now)
 
     def _look(self) -> Beat:
         """Return the daemon's health: well while starting, and while any worker serves or is restarted."""
@@ -286,14 +283,8 @@ class Daemon:
 
     # -- tasks ------------------------------------------------------------------------------------------------------
 
-    def _name_of(self, task: str, model: ServedModel) -> str:
-        return task if len(self._models) == 1 else f"{task} of {model.name}"
-
     def _given_up(self, task: str) -> None:
         """Shut down in an orderly way: without this task no request is answered, so another daemon must take over."""
         log.error("shutting down, as nothing is answered without '%s'", task)
         self.failed = True
         self._stop.set()
-
-    async def _close_models(self) -> None:
-        await asyncio.gather(*(model.close() for model in self._models))

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from melld.control.status import SERVING, DeviceStatus, MovingState, RequestStatus
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ModelParts, ServedModel
+from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Watch
 from melld.migrate.snapshot import Phase
 from melld.scheduler.priorities import Tier

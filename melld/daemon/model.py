@@ -29,6 +29,7 @@ from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import option_behind
 from melld.errors import MelldError
+from melld.ids import ModelName
 from melld.scheduler.view import ClusterView
 from melld.tasks import Work, vital
 
@@ -84,16 +85,20 @@ class ServedModel:
     `on_wanted` has it loaded; a lone model is loaded at the start.
     """
 
-    def __init__(self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None) -> None:
+    def __init__(
+        self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None, key: str = ""
+    ) -> None:
+        """`key`: tells it from a model of its name that was removed and has not ended yet."""
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]
+        self.key = ModelName(key or self.name)
         self.failure = ""
         """Why its last load failed; empty if it did not."""
         self.waiting: set[asyncio.Future[None]] = set()
         """Calls that wait for its load."""
-        self.first_calls = 0
-        """Calls that came before its first load, and have not ended."""
+        self.calls = self.first_calls = 0
+        """Calls that have not ended, and those of them that came before its first load."""
         self._on_wanted = on_wanted
         self._closed_until_s = 0.0
         self.frontend: Any = None
@@ -162,12 +167,14 @@ class ServedModel:
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """Count a call that comes before the model's first load: until it is a request, nothing else tells of it."""
+        """Count a call: until it is a request, nothing else tells of one before the model's first load."""
         is_first = self.serving is None
+        self.calls += 1
         self.first_calls += is_first
         try:
             yield
         finally:
+            self.calls -= 1
             self.first_calls -= is_first
 
     async def until_loaded(self) -> None:
@@ -224,6 +231,8 @@ class ServedModel:
         if drain is not None:
             gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
             return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+        if place.state is WorkerState.FAILED and place.obstacle:
+            return WorkerState.WAITING, place.obstacle
         if place.state is WorkerState.FAILED and not place.given_up:
             when = "is not tried again for" if place.is_owned else "starts again in"
             return place.state, f"{place.detail}; {when} {place.back_off_s:.0f} s"
@@ -243,10 +252,14 @@ class ServedModel:
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
         if self.failure and asyncio.get_running_loop().time() < self._closed_until_s:
             return f"{self.name} {self.failure}"
-        states = [(place, self.state_of(place)[0]) for place in self.parts.fleet.places.values()]
-        if any(holds(place, state) for place, state in states):
+        states = [(place, *self.state_of(place)) for place in self.parts.fleet.places.values()]
+        if any(holds(place, state) for place, state, _ in states):
             return None
-        return "no worker can serve: " + ", ".join(f"{place.slot.worker} {state}" for place, state in states)
+        told = (
+            f"{place.slot.worker} {state}" + f" ({reason})" * (state is WorkerState.WAITING)
+            for place, state, reason in states
+        )
+        return f"no worker can serve: {', '.join(told)}"
 
     def status(self) -> ModelStatus:
         """Return what clients and operators may know of the model as a whole."""

@@ -5,6 +5,7 @@ Owns which part answers which message.  Does nothing itself.
 
 import contextlib
 from collections.abc import Sequence
+from typing import Protocol
 
 from melld.control.messages import (
     AlreadyThere,
@@ -22,9 +23,9 @@ from melld.control.messages import (
 )
 from melld.control.server import Lasting, OpenCall, Operation
 from melld.control.status import ModelStatus
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.model import ModelNotLoaded, ModelParts, NotUnloaded, ServedModel
+from melld.daemon.town.landlord import LandlordShell
 from melld.decisions.stories import Story
 from melld.driver.lendable import NeverLent
 from melld.driver.report import MoveReport
@@ -57,8 +58,21 @@ def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
     raise UnknownModel(name, [known for model in models for known in model.names])
 
 
+class ByHand(Protocol):
+    """Serves models that no configuration names."""
+
+    async def load(self, path: str, name: str) -> ServedModel:
+        """Serve one more model."""
+
+    async def unload(self, model: ServedModel, now: bool) -> bool:
+        """Remove it; return False for a model of the configuration."""
+
+
 def operations_of(
-    models: Sequence[ServedModel], landlord: LandlordShell | None = None, machines: Machines | None = None
+    models: Sequence[ServedModel],
+    landlord: LandlordShell | None = None,
+    machines: Machines | None = None,
+    by_hand: ByHand | None = None,
 ) -> dict[str, Operation | Lasting]:
     """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
 
@@ -69,7 +83,7 @@ def operations_of(
             raise NeverLent("several models share the devices, which are lent with one model only: see `melld unload`")
         await models[0].parts.driver.loans.lend(asked, call)
 
-    return {**_of_workers(models, machines), **_of_models(models, landlord), "lend": Lasting(Lend, lend)}
+    return {**_of_workers(models, machines), **_of_models(models, landlord, by_hand), "lend": Lasting(Lend, lend)}
 
 
 def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dict[str, Operation]:
@@ -105,7 +119,9 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
     }
 
 
-def _of_models(models: Sequence[ServedModel], landlord: LandlordShell | None) -> dict[str, Operation]:
+def _of_models(
+    models: Sequence[ServedModel], landlord: LandlordShell | None, by_hand: ByHand | None
+) -> dict[str, Operation]:
     async def why(asked: AskStory) -> Story:
         for model in models[:-1]:
             with contextlib.suppress(UnknownRequest):
@@ -113,7 +129,10 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell | None) ->
         return models[-1].parts.stories.story(asked.request)
 
     async def load(asked: Load) -> ModelStatus:
-        model = model_called(models, asked.model)
+        if asked.path and by_hand is not None:
+            model = await by_hand.load(asked.path, asked.model)
+        else:
+            model = model_called(models, asked.model)
         if landlord is None and model.serving is not None and not model.is_warm:
             raise ModelNotLoaded(f"{model.name} is served alone: its next request starts a worker", 1.0)
         await model.until_loaded()
@@ -123,7 +142,8 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell | None) ->
         model = model_called(models, asked.model)
         if landlord is None:
             raise NotUnloaded("the only model stays loaded: to free memory, stop the daemon or drain workers")
-        await landlord.unload(model, asked.now)
+        if by_hand is None or not await by_hand.unload(model, asked.now):
+            await landlord.unload(model, asked.now)
         return model.status()
 
     return {

@@ -7,8 +7,8 @@ fails changes nothing.  Files are read in a thread.
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,6 +33,16 @@ RELOADABLE = (
 )
 
 
+class ModelChanger(Protocol):
+    """The models of a daemon, which come and go as the configuration says."""
+
+    async def prepare(self, config: Config) -> dict[str, Any]:
+        """Read what is new; raise `ConfigError` if it cannot be served."""
+
+    def carry_out(self, config: Config, prepared: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+        """Serve the models of the configuration; return the names of those added, and of those removed."""
+
+
 class Settings:
     """The present configuration and keys, and the listening sockets."""
 
@@ -52,7 +62,7 @@ class Settings:
         if not adopted:
             refuse_open_listen(config.server, self.keys)
         self.listeners = adopted or [bind(config.server.host, config.server.port)]
-        self._one_at_a_time = asyncio.Lock()
+        self.changing = asyncio.Lock()
         try:
             refuse_open_sockets(self.listeners, self.keys, allowed=config.server.allow_remote_without_key)
         except ConfigError:
@@ -68,15 +78,22 @@ class Settings:
         """Return the names that the configuration gives to keys."""
         return {client.name for client in self.config.server.clients}
 
-    async def reload(self) -> Reloaded:
-        """Read everything again and apply what a running daemon can change.
+    async def reload(self, models: ModelChanger | None = None) -> Reloaded:
+        """Read everything again and apply what a running daemon can change; `models`: where they can come and go.
 
         Raises:
             ConfigError: the new settings cannot be used; the old ones stay.
         """
-        async with self._one_at_a_time:
+        async with self.changing:
             new, keys = await asyncio.to_thread(self._read_again)
-            return self._apply(new, keys)
+            if models is None or not new.models or new.models == self.config.models:
+                return self._apply(new, keys)
+            served = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)
+            prepared = await models.prepare(served)
+            reloaded = self._apply(new, keys, (*RELOADABLE, "models"))
+            added, removed = models.carry_out(served, prepared)
+            self.config = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)
+            return msgspec.structs.replace(reloaded, models_added=tuple(added), models_removed=tuple(removed))
 
     def remarks(self) -> list[str]:
         """Return a warning for the operator if the configured address is not used."""
@@ -95,19 +112,21 @@ class Settings:
             refuse_open_listen(new.server, keys)
         return new, keys
 
-    def _apply(self, new: Config, keys: Keys) -> Reloaded:
+    def _apply(self, new: Config, keys: Keys, reloadable: Collection[str] = RELOADABLE) -> Reloaded:
         # The address and this permission change only at a start: until then the keys must suffice for the old ones too.
         both_allow = self.config.server.allow_remote_without_key and new.server.allow_remote_without_key
         refuse_open_sockets(self.listeners, keys, allowed=both_allow)
         changed = changed_keys(self.config, new)
-        applied = [key for key in changed if key in RELOADABLE]
+        applied = [key for key in changed if key in reloadable]
         before, after = set(self.keys.clients), set(keys.clients)
         self.keys = keys
-        server = msgspec.structs.replace(self.config.server, **{key.split(".")[1]: changed[key] for key in applied})
+        server = msgspec.structs.replace(
+            self.config.server, **{key.split(".")[1]: changed[key] for key in applied if key in RELOADABLE}
+        )
         self.config = msgspec.structs.replace(self.config, server=server)
         return Reloaded(
             applied=tuple(applied),
-            needs_restart=tuple(key for key in changed if key not in RELOADABLE),
+            needs_restart=tuple(key for key in changed if key not in reloadable),
             keys_added=len(after - before),
             keys_removed=len(before - after),
         )
@@ -117,10 +136,11 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
     """Return the new value of every key that differs, by `table.key`."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
     models = {"models": new.models} if new.models != old.models else {}
+    without = {"models", "model"} if old.models and new.models else {"models"}
     return models | {
         f"{table}.{key}": getattr(getattr(new, table), key)
         for table in after
-        if table != "models"
+        if table not in without
         for key in after[table]
         if after[table][key] != before[table].get(key)
     }
@@ -129,6 +149,9 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
 def in_words(reloaded: Reloaded) -> str:
     """Say what a reload has changed, for the log: how many API keys, never which."""
     found = list(reloaded.applied)
+    for what, names in (("added", reloaded.models_added), ("removed", reloaded.models_removed)):
+        if names:
+            found.append(f"{what} {', '.join(names)}")
     if reloaded.keys_added or reloaded.keys_removed:
         found.append(f"API keys ({reloaded.keys_added} added, {reloaded.keys_removed} removed)")
     waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""

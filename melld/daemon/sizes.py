@@ -6,7 +6,7 @@ that can never fit.
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import msgspec
 from melld.cluster.facts import HUB_WEIGHTS, hub_directory
 from melld.config import Config, CpuDevices, ModelConfig
 from melld.engine.arguments import engine_arguments
-from melld.engine.fleet.place import Slot
 from melld.errors import ConfigError
 from melld.ids import DeviceName, ModelName
 from melld.kvstore.device_reading import Device
@@ -214,56 +213,56 @@ def check_lending(config: Config, gpus: Sequence[Device]) -> None:
     if len({gpu.uuid for gpu in gpus}) < len(gpus):
         raise ConfigError(key, "a GPU is named twice: its workers would have a memory each")
     memory = min(device_memory_bytes(config, gpus))
-    weights = sum(_first_guess(config, model, "cuda") for model in config.served)
+    weights = sum(first_guess(config, model, "cuda") for model in config.served)
     if lent + weights > memory:
         told = ", ".join(f"{size / 2**20:,.0f} MiB" for size in (lent, weights, memory))
         each = "of KV memory, of weights and what workers take beside them, and on a device"
         raise ConfigError(key, f"all models must fit beside it, but these do not fit: {told} ({each})")
 
 
-def _first_guess(config: Config, model: ModelConfig, kind: str) -> int:
+def first_guess(config: Config, model: ModelConfig, kind: str) -> int:
     """Return what a worker of the model will probably hold beside KV."""
     dtype = str(engine_arguments(config.alone(model), kind).get("dtype", ""))
     return weights_bytes(model, dtype) + BESIDE_WEIGHTS_BYTES[kind]
 
 
-def declarations(
-    config: Config,
-    gpus: Sequence[Device],
-    slots: Mapping[str, Sequence[Slot]],
-    block_bytes: Mapping[str, int],
-    own_bytes: Mapping[str, int],
-    now_s: float,
-) -> Iterator[e.AnyLandlordEvent]:
-    """Yield what the Landlord must know of the devices and models before anything is loaded.
+def devices_declared(
+    config: Config, gpus: Sequence[Device], names: Sequence[str], block_bytes: Iterable[int], now_s: float
+) -> list[e.DeviceDeclared]:
+    """Return what the Landlord must know of the devices, named in their order; `block_bytes`: of each model.
 
-    `slots`, `block_bytes`, `own_bytes`: by model; its slots are in the order of the devices, and `own_bytes` is KV
-    memory that its workers have beside the arena.  What is lent of a GPU's memory no weights displace.
+    What is lent of a GPU's memory no weights displace.
     """
-    lent = config.devices.lent_bytes
-    kind = "cuda" if gpus else "cpu"
-    devices = [DeviceName(slot.device) for slot in next(iter(slots.values()))]
-    granule = granule_bytes_for(block_bytes.values())
-    for device, memory in zip(devices, device_memory_bytes(config, gpus), strict=True):
-        yield e.DeviceDeclared(now_s, device, lent or memory, granule)
-    for model in config.models:
-        name = ModelName(model.names[0])
-        held = _first_guess(config, model, kind)
-        weights = held - BESIDE_WEIGHTS_BYTES[kind]
-        kept_s = (config.idle.sleep_after_s or 0.0) + config.idle.stop_after_s
-        yield e.ModelDeclared(
-            now_s,
-            name,
-            0 if lent else held + own_bytes[name],
-            block_bytes[name],
-            load_s=LOAD_S + weights / LOAD_BYTES_PER_S,
-            wake_s=WAKE_S + weights / LOAD_BYTES_PER_S,
-            weight=model.weight,
-            pinned=model.pinned,
-            dozes=config.idle.stop_after_s > 0 and not lent and (kind == "cpu" or config.idle.cached_bytes > 0),
-            dozing_bytes=BESIDE_WEIGHTS_BYTES[kind],
-            keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
-            stop_after_s=config.idle.stop_after_s,
-        )
-        for slot, device in zip(slots[name], devices, strict=True):
-            yield e.InstanceDeclared(now_s, slot.worker, name, device)
+    granule, lent = granule_bytes_for(block_bytes), config.devices.lent_bytes
+    memories = device_memory_bytes(config, gpus)
+    return [
+        e.DeviceDeclared(now_s, DeviceName(name), lent or memory, granule)
+        for name, memory in zip(names, memories, strict=True)
+    ]
+
+
+def model_declared(
+    config: Config, kind: str, key: ModelName, block_bytes: int, own_bytes: int, now_s: float
+) -> e.ModelDeclared:
+    """Return what the Landlord must know of a model before anything is loaded.  `config`: of this model alone.
+
+    `own_bytes`: KV memory that its workers have beside the arena.
+    """
+    model, idle, lent = config.model, config.idle, config.devices.lent_bytes
+    held = first_guess(config, model, kind)
+    weights = held - BESIDE_WEIGHTS_BYTES[kind]
+    kept_s = (idle.sleep_after_s or 0.0) + idle.stop_after_s
+    return e.ModelDeclared(
+        now_s,
+        key,
+        0 if lent else held + own_bytes,
+        block_bytes,
+        load_s=LOAD_S + weights / LOAD_BYTES_PER_S,
+        wake_s=WAKE_S + weights / LOAD_BYTES_PER_S,
+        weight=model.weight,
+        pinned=model.pinned,
+        dozes=idle.stop_after_s > 0 and not lent and (kind == "cpu" or idle.cached_bytes > 0),
+        dozing_bytes=BESIDE_WEIGHTS_BYTES[kind],
+        keep_alive_s=kept_s if model.keep_alive_s is None else model.keep_alive_s,
+        stop_after_s=idle.stop_after_s,
+    )

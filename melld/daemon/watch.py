@@ -12,11 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from melld import __version__
-from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerStatus
+from melld.control.status import (
+    DaemonState,
+    DaemonStatus,
+    RequestStatus,
+    ServiceStatus,
+    WorkerState,
+    WorkerStatus,
+)
 from melld.daemon.history import Attainment
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.model import ServedModel
+from melld.daemon.obstacles import look_for_obstacle, occupants
+from melld.daemon.town.landlord import LandlordShell
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
 from melld.engine.pin import VLLM_VERSION
@@ -88,6 +96,9 @@ class Watch:
         if self._machines is not None:
             self._readings |= self._machines.readings()
         self._follow_capacities()
+        for model, place in self._places():
+            if (read := self._readings.get(place.slot.worker)) is not None and place.slot.uuid is not None:
+                look_for_obstacle(place, model.parts.fleet.supervisor.restarts, read.device)
         now_s = time.monotonic()
         for worker, facts in [pair for model in self._models for pair in model.parts.fleet.workers.items()]:
             seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
@@ -122,6 +133,8 @@ class Watch:
                 self._capacities[worker] = read.pid, rule
             if (capacity_bytes := rule.seen(read.device)) is not None:
                 fleet.limit_capacity(worker, capacity_bytes)
+            if rule.gives_way and place.state is WorkerState.ASLEEP and not place.is_owned:
+                fleet.stop_worker(worker)  # what it holds is of use to nobody but the other program
 
     # -- readiness --------------------------------------------------------------------------------------------------
 
@@ -206,6 +219,9 @@ class Watch:
         state, reason = model.state_of(place)
         if not reason and reading is not None and reading.state is not DeviceState.OK:
             reason = f"device {reading.state}: {reading.reason}"
+        _, rule = self._capacities.get(worker, (0, None))
+        if not reason and reading is not None and rule is not None and rule.gives_way and fleet.is_ready(worker):
+            reason = f"gives way: {occupants(reading)} of {place.slot.device}"
         return WorkerStatus(
             worker=worker,
             model=model.name,

@@ -24,15 +24,16 @@ from melld import __version__
 from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
 from melld.daemon.boundaries import boundary_settings
-from melld.daemon.devices import find_gpus, kind_of, slots_by_model, worker_environment
+from melld.daemon.devices import find_gpus, kind_of, sized, slots_by_model, worker_environment
 from melld.daemon.history import History
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelParts, ServedModel
 from melld.daemon.preflight import scheduler_settings
-from melld.daemon.sizes import block_bytes_of, declarations, fitted
-from melld.daemon.tenant import Tenant
+from melld.daemon.sizes import block_bytes_of, devices_declared, fitted, model_declared
+from melld.daemon.town.dividing import can_lend, division_of, lacks_sizes, lending
+from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
@@ -58,7 +59,10 @@ from melld.errors import ConfigError
 from melld.ids import DeviceName
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
+from melld.landlord import events as e
+from melld.landlord.division import Division
 from melld.landlord.events import NEVER, DeviceDeclared
+from melld.landlord.granules import GRANULE_BLOCKS
 from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.migrate.boundaries import Boundaries
@@ -75,9 +79,11 @@ class DaemonParts(NamedTuple):
     """The parts of one daemon."""
 
     template: TemplateProcess
-    models: Sequence[ServedModel]
+    models: list[ServedModel]
+    """Those that calls may ask now, for all who read it."""
     watch: Watch
     metrics: Metrics
+    shared: "CommonParts"
     landlord: LandlordShell | None = None
     """None with one model."""
     gpus: Sequence[Device] = ()
@@ -141,7 +147,7 @@ def make_parts(
         cluster = Cluster(config.cluster, kind, [config.model], environment, machines)
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
     metrics = Metrics(watch, models, landlord)
-    return DaemonParts(template, models, watch, metrics, landlord, gpus, cluster, machines)
+    return DaemonParts(template, models, watch, metrics, shared, landlord, gpus, cluster, machines)
 
 
 def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
@@ -151,31 +157,57 @@ def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
     return [prepare(model.parts.config, kind_of(parts.gpus)) for model in parts.models]
 
 
-async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> None:
+async def let_devices(parts: DaemonParts, config: Config, prepared: Sequence[tuple[Any, Any]]) -> str:
     """Give the workers of several models to the Landlord, now that vLLM has read what the models are like.
+
+    Return how GPUs are divided if the configuration does not say.
 
     Raises:
         ConfigError: a GPU does not have the memory to lend.
     """
     assert parts.landlord is not None
-    slots = {one.name: [place.slot for place in one.parts.fleet.places.values()] for one in parts.models}
-    blocks = {one.name: block_bytes_of(pair[0]) for one, pair in zip(parts.models, prepared, strict=True)}
-    lent = bool(config.devices.lent_bytes)
-    lends = lent or not parts.gpus  # else each worker has KV memory of its own
-    own = {
-        name: 0 if lends else int(of[0].spec.engine_arguments["kv_cache_memory_bytes"]) for name, of in slots.items()
-    }
-    declared = list(declarations(config, parts.gpus, slots, blocks, own, time.monotonic()))
-    devices = [one for one in declared if isinstance(one, DeviceDeclared)] if lends else []
-    uuids = {slot.device: slot.uuids for of in slots.values() for slot in of}
-    arenas = {one.device: await _arena(one, uuids[one.device]) for one in devices}
-    for model in parts.models:
-        for place in model.parts.fleet.places.values():
-            if (arena := arenas.get(DeviceName(place.slot.device))) is not None:
-                spec = msgspec.structs.replace(place.slot.spec, arena=arena.spec())
-                place.slot = msgspec.structs.replace(place.slot, spec=spec)
-    tenants = [Tenant(one, blocks[one.name], lends=lends, displaces=not lent) for one in parts.models]
-    parts.landlord.take_over(declared, tenants, arenas)
+    blocks = [block_bytes_of(vllm_config) for vllm_config, _ in prepared]
+    slots = [place.slot for place in parts.models[0].parts.fleet.places.values()]
+    division = Division(lent_bytes=config.devices.lent_bytes)
+    if says_nothing := bool(parts.gpus) and not division.lent_bytes and lacks_sizes(config):
+        division = division_of(config, parts.gpus, lends=all(can_lend(vllm_config) for vllm_config, _ in prepared))
+        config = msgspec.structs.replace(config, devices=lending(config.devices, division))
+    parts.landlord.courier.division = division
+    devices = devices_declared(config, parts.gpus, [slot.device for slot in slots], blocks, time.monotonic())
+    arenas = {}
+    if config.devices.lent_bytes or not parts.gpus:  # else each worker has KV memory of its own
+        uuids = {slot.device: slot.uuids for slot in slots}
+        arenas = {one.device: await _arena(one, uuids[one.device]) for one in devices}
+    parts.landlord.take_over(devices, [], arenas)
+    for model, (vllm_config, _) in zip(parts.models, prepared, strict=True):
+        let_in(parts, model, vllm_config)
+    return f"each GPU: {division.in_words(len(parts.models))}" if says_nothing else ""
+
+
+def let_in(parts: DaemonParts, model: ServedModel, vllm_config: Any, *, is_known: bool = False) -> None:
+    """Give the workers of one model to the Landlord; of one that is known, tell it the new settings."""
+    assert parts.landlord is not None
+    config, arenas, now_s = model.parts.config, parts.landlord.courier.arenas, time.monotonic()
+    division = parts.landlord.courier.division
+    config = msgspec.structs.replace(config, devices=lending(config.devices, division))
+    places = model.parts.fleet.places.values()
+    for place in places:
+        if parts.gpus and not is_known:
+            place.slot = msgspec.structs.replace(place.slot, spec=sized(place.slot.spec, division))
+        if (arena := arenas.get(DeviceName(place.slot.device))) is not None:
+            spec = msgspec.structs.replace(place.slot.spec, arena=arena.spec())
+            place.slot = msgspec.structs.replace(place.slot, spec=spec)
+    slots = [place.slot for place in places]
+    own = 0 if arenas else int(slots[0].spec.engine_arguments["kv_cache_memory_bytes"])
+    most = max(one.ledger.granule_bytes // GRANULE_BLOCKS for one in parts.landlord.landlord.houses.values())
+    block_bytes = min(block_bytes_of(vllm_config), most)  # one with larger blocks has KV memory of its own
+    told = model_declared(config, kind_of(parts.gpus), model.key, block_bytes, own, now_s)
+    if is_known:
+        parts.landlord.hear(told)
+        return
+    instances = [e.InstanceDeclared(now_s, slot.worker, model.key, DeviceName(slot.device)) for slot in slots]
+    tenant = Tenant(model, block_bytes, lends=bool(arenas), displaces=not config.devices.lent_bytes)
+    parts.landlord.take_over([told, *instances], [tenant], {})
 
 
 async def _arena(device: DeviceDeclared, uuids: Sequence[str]) -> AnyArena:

@@ -15,6 +15,14 @@ STEPS = 64
 """Changes below 1/STEPS of the whole are not reported: drivers and tools come and go."""
 
 
+def is_filled(reading: DeviceReading, needed_part: float) -> bool:
+    """Return True if other programs leave less of the device than this part of its memory."""
+    known = reading.total_bytes, reading.used_by_others_bytes
+    if reading.state is not DeviceState.OK or known[0] is None or known[1] is None:
+        return False
+    return known[0] - known[1] < needed_part * known[0]
+
+
 class CapacityRule:
     """Usable KV capacity of one worker process."""
 
@@ -41,6 +49,11 @@ class CapacityRule:
             return None
         self.told_bytes = capacity_bytes
         return capacity_bytes
+
+    @property
+    def gives_way(self) -> bool:
+        """Return True while other programs have some of what was the worker's."""
+        return self.told_bytes < self.own_bytes
 
     def _matters(self, capacity_bytes: int) -> bool:
         whole = capacity_bytes == self.own_bytes

@@ -29,6 +29,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int | None = None
     used_by_others_bytes: int | None = None
     """`used_bytes` less melld's own processes: other programs and the driver.  None where NVML hides processes."""
+    others: tuple[tuple[int, int], ...] = ()
+    """Those other programs: pid and bytes of each, the largest first."""
     power_w: float | None = None
     temperature_c: int | None = None
     utilisation: float | None = None

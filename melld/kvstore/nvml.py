@@ -12,7 +12,7 @@ seconds: `kvstore/device_poller` calls them from threads.
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pynvml
@@ -160,6 +160,7 @@ def _read_handle(handle: object, own_pids: Collection[Collection[int]], guest_pi
         total_bytes=memory.total if memory is not None else None,
         used_bytes=memory.used if memory is not None else None,
         used_by_others_bytes=others_bytes,
+        others=_others(processes or (), {*guest_pids, *itertools.chain(*own_pids)}),
         power_w=power_mw / 1000 if power_mw is not None else None,
         temperature_c=asked.value(
             "temperature", lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
@@ -167,6 +168,12 @@ def _read_handle(handle: object, own_pids: Collection[Collection[int]], guest_pi
         utilisation=rates.gpu / 100 if rates is not None else None,
         reason=asked.reason,
     )
+
+
+def _others(processes: Sequence[Any], own_pids: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Return pid and bytes of each program that is not ours, the largest first; 0 bytes where NVML does not tell."""
+    found = [(one.pid, one.usedGpuMemory or 0) for one in processes if one.pid not in own_pids]
+    return tuple(sorted(found, key=lambda pair: -pair[1]))
 
 
 def _bytes_of(

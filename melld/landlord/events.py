@@ -45,7 +45,7 @@ class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelDeclared(Event, frozen=True, tag=True, gc=False):
-    """A model that may be loaded.
+    """A model that may be loaded; of a known one new settings, while its sizes stay those that were measured.
 
     `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load,
     as `block_bytes` is.  `load_s`, `wake_s`:
@@ -73,6 +73,12 @@ class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
     worker: WorkerId
     model: ModelName
     device: DeviceName
+
+
+class ModelRemoved(Event, frozen=True, tag=True, gc=False):
+    """The model, none of whose instances has a process, may be loaded no more."""
+
+    model: ModelName
 
 
 class ModelWanted(Event, frozen=True, tag=True, gc=False):
@@ -226,6 +232,10 @@ class DozeModel(LandlordCommand, frozen=True, tag=True, gc=False):
     """Have the instance's process let go of its weights and wait.  Answered by `ModelDozed` or `ModelGone`."""
 
 
+class StopDozing(LandlordCommand, frozen=True, tag=True, gc=False):
+    """Have an instance that goes to doze leave off, so that it wakes soon.  `ModelDozed` follows all the same."""
+
+
 class UnloadModel(LandlordCommand, frozen=True, tag=True, gc=False):
     """End the instance's process.  Answered by `ModelGone`."""
 
@@ -234,6 +244,7 @@ AnyLandlordEvent = (
     DeviceDeclared
     | ModelDeclared
     | InstanceDeclared
+    | ModelRemoved
     | ModelWanted
     | WorkerActivated
     | UnloadAsked
@@ -247,5 +258,5 @@ AnyLandlordEvent = (
     | ModelsMeasured
 )
 AnyLandlordCommand = (
-    OfferCapacity | GrantKv | TakeKv | LoadModel | DrainInstance | ReopenInstance | DozeModel | UnloadModel
+    OfferCapacity | GrantKv | TakeKv | LoadModel | DrainInstance | ReopenInstance | DozeModel | StopDozing | UnloadModel
 )

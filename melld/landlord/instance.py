@@ -59,6 +59,8 @@ PRESENT = frozenset({S.CLEARING, S.LOADING, S.READY})
 """States of instances that serve or will: their floors are promised."""
 ON_DEVICE = PRESENT | {S.DRAINING, S.LEAVING}
 ABSENT = frozenset({S.STOPPED, S.DOZING})
+UNLOADED = frozenset({S.STOPPED, S.FAILED})
+"""States of instances that hold nothing."""
 
 
 class DeclaredModel:

@@ -8,6 +8,7 @@ tells it what that worker may hold, loaded or not, and carries out its wish for 
     workers    ──KvReturned, ModelLoaded, ...──► Landlord ──GrantKv, TakeKv, LoadModel, DozeModel, ...──► workers
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from melld.landlord import events
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
 from melld.landlord.granules import GRANULE_BLOCKS, GranuleLedger
 from melld.landlord.housing import Housing
-from melld.landlord.instance import ABSENT, PRESENT, DeclaredModel, House, Instance
+from melld.landlord.instance import ABSENT, PRESENT, UNLOADED, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 from melld.landlord.lending import Lender
 from melld.landlord.tenure import LandlordSettings, Tenure
@@ -43,12 +44,14 @@ class Landlord:
         self._commands: list[AnyLandlordCommand] = []
         self._now_s = 0.0
         self._measured_s: float | None = None
+        self._hurried: set[WorkerId] = set()
         self._looked_s = 0.0
         self._chosen_s = -CHOOSE_EVERY_S
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.DeviceDeclared: self._device_declared,
             events.ModelDeclared: self._model_declared,
             events.InstanceDeclared: self._instance_declared,
+            events.ModelRemoved: self._model_removed,
             events.ModelWanted: self._wanted,
             events.WorkerActivated: self._activated,
             events.UnloadAsked: self._unload_asked,
@@ -87,7 +90,11 @@ class Landlord:
         self.houses[event.device] = house
 
     def _model_declared(self, event: events.ModelDeclared) -> None:
-        self.models[event.model] = DeclaredModel(event)
+        if (known := self.models.get(event.model)) is not None:
+            known.declared = event
+        else:
+            self.models[event.model] = DeclaredModel(event)
+            self._chosen_s = -math.inf  # the next epoch finds a place for it
 
     def _instance_declared(self, event: events.InstanceDeclared) -> None:
         model, house = self.models[event.model], self.houses[event.device]
@@ -95,6 +102,15 @@ class Landlord:
         self.instances[event.worker] = instance
         house.instances.append(instance)
         model.instances.append(instance)
+
+    def _model_removed(self, event: events.ModelRemoved) -> None:
+        leavers = self.models[event.model].instances
+        assert all(one.state in UNLOADED for one in leavers), event
+        del self.models[event.model]
+        for one in leavers:
+            del self.instances[one.id]
+            one.house.instances.remove(one)
+        self._settle_all()
 
     # ---- what schedulers want
 
@@ -168,7 +184,9 @@ class Landlord:
     def _dozed(self, event: events.ModelDozed) -> None:
         instance = self.instances[event.worker]
         instance.become("dozed", event.at_s)
-        instance.model.dozing_bytes = event.resident_bytes
+        if instance.id not in self._hurried:  # else its weights may not be gone
+            instance.model.dozing_bytes = event.resident_bytes
+        self._hurried.discard(instance.id)
         if instance.drained_for is Why.OPERATOR:  # asked for since
             self.tenure.leave(instance, Why.OPERATOR, self._now_s)
         self._left(instance, event.resident_bytes)
@@ -176,6 +194,7 @@ class Landlord:
     def _gone(self, event: events.ModelGone) -> None:
         instance = self.instances[event.worker]
         instance.become("gone", event.at_s)
+        self._hurried.discard(instance.id)
         self._left(instance, 0)
 
     def _left(self, instance: Instance, resident_bytes: int) -> None:
@@ -223,6 +242,10 @@ class Landlord:
             if one.state is S.DRAINING and one.drained_for is Why.FEWER:
                 self.tenure.keep(one, self._now_s)
                 coming = True
+        for one in model.instances if waiting and not coming else ():
+            if one.state is S.LEAVING and one.drained_for is not Why.OPERATOR:
+                self._hurried.add(one.id)
+                self._tell(events.StopDozing(one.id, Why.WANTED))
         in_vain = waiting and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s
         choice = None
         if not coming and (model.declared.pinned or in_vain):  # its scheduler may know of nowhere: workers are drained

@@ -4,14 +4,20 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from melld.daemon.tenant import Tenant
+from melld.config import Config
+from melld.config_text import parse_config
+from melld.daemon.devices import sized, slots_by_model
+from melld.daemon.town.dividing import division_of, lacks_sizes
+from melld.daemon.town.tenant import Tenant
 from melld.daemon.wiring import _arena
 from melld.engine.fleet.arena import Arena, GpuArena
 from melld.engine.wire import messages as wire
 from melld.errors import ConfigError
 from melld.ids import DeviceName
+from melld.kvstore.device_reading import Device
 from melld.kvstore.geometry import KvGeometry
 from melld.landlord.events import DeviceDeclared
 from tests.daemon.virtual_town import BLOCK_BYTES, Town
@@ -56,3 +62,30 @@ def test_weights_beside_lent_memory_take_none_of_it() -> None:
         model = next(iter(Town(loop, 2, 1).models.values()))
     assert Tenant(model, BLOCK_BYTES, lends=True).measured(ready) == 7 << 20
     assert Tenant(model, BLOCK_BYTES, lends=True, displaces=False).measured(ready) == 0
+
+
+def config_of(demo_model: Path, first: str = "", idle: str = "") -> Config:
+    """Two models on one GPU."""
+    models = f'models = [{{path = "{demo_model}", name = "one"{first}}}, {{path = "{demo_model}", name = "two"}}]'
+    return parse_config(f"{models}\n[idle]\n{idle}\n[devices]\ncuda = [0]\n", "test")
+
+
+def test_a_gpu_needs_no_arithmetic(demo_model: Path) -> None:
+    """Models without sizes lend each other what all weights leave; where they cannot, each has its part."""
+    gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=8 << 30)
+    plain = config_of(demo_model)
+    assert lacks_sizes(plain)
+    lent, own = (division_of(plain, [gpu], lends=lends) for lends in (True, False))
+    assert lent.lent_bytes >= 2 * own.own_bytes > 4 << 30
+    assert division_of(config_of(demo_model, idle="host_cache_bytes = '1GiB'"), [gpu], lends=True) == own
+    given = config_of(demo_model, first=", vllm = {kv_cache_memory_bytes = 1073741824}")
+    rest = division_of(given, [gpu], lends=True)
+    assert rest.lent_bytes == 0
+    specs = [slots[0].spec for slots in slots_by_model(given, [gpu], {})]
+    sizes = [sized(spec, rest).engine_arguments["kv_cache_memory_bytes"] for spec in specs]
+    assert sizes == [1 << 30, rest.own_bytes]
+    shared = [sized(slots[0].spec, lent) for slots in slots_by_model(plain, [gpu], {})]
+    assert {spec.engine_arguments["kv_cache_memory_bytes"] for spec in shared} == {lent.lent_bytes}
+    assert {spec.environment["VLLM_USE_V2_MODEL_RUNNER"] for spec in shared} == {"0"}
+    with pytest.raises(ConfigError, match="no model leaves room for KV memory"):
+        division_of(plain, [msgspec.structs.replace(gpu, memory_bytes=1 << 30)], lends=True)

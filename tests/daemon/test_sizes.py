@@ -11,12 +11,9 @@ from melld.config import ModelConfig
 from melld.config_text import parse_config
 from melld.daemon import sizes
 from melld.daemon.sizes import WEIGHTS_PART, device_memory_bytes, fewest_devices, group_devices, weights_bytes
-from melld.engine.fleet.place import Slot
-from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConfigError
-from melld.ids import WorkerId
+from melld.ids import ModelName
 from melld.kvstore.device_reading import Device
-from melld.landlord.events import DeviceDeclared, ModelDeclared
 
 GIB = 1 << 30
 
@@ -196,16 +193,12 @@ def test_the_landlord_of_lent_gpu_memory_counts_no_weights(
     text = LENDING.format(gpus="0", lent=lent or "1GiB", model=demo_model) + "[idle]\nhost_cache_bytes = '4GiB'\n"
     config = parse_config(text if lent else text.replace('lent_kv_bytes = "1GiB"', ""), "melld.toml")
     gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=8 * GIB)
-    spec = WorkerSpec(worker="w0", model_path="", device_kind="cuda")
-    slots = {
-        name: [Slot(worker=WorkerId(name), device="cuda:0", uuids=("GPU-0",), spec=spec)] for name in ("one", "two")
-    }
-    each = dict.fromkeys(slots, 1 << 18)
-    told = list(sizes.declarations(config, [gpu], slots, each, dict.fromkeys(slots, GIB), 0.0))
-    [device] = [one.memory_bytes for one in told if isinstance(one, DeviceDeclared)]
-    models = [one for one in told if isinstance(one, ModelDeclared)]
+    [device] = sizes.devices_declared(config, [gpu], ["cuda:0"], [1 << 18], 0.0)
+    names = [ModelName(one.names[0]) for one in config.served]
+    alone = zip(map(config.alone, config.served), names, strict=True)
+    models = [sizes.model_declared(one, "cuda", name, 1 << 18, GIB, 0.0) for one, name in alone]
     memory, resident, dozes = expected
-    assert device == memory
+    assert device.memory_bytes == memory
     assert {one.resident_bytes for one in models} == (
         {resident} if resident is not None else {models[0].resident_bytes}
     )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from melld.daemon.landlord import LandlordShell
+from melld.daemon.town.landlord import LandlordShell
 from melld.ids import WorkerId
 from melld.landlord.events import OfferCapacity, Why
 from melld.landlord.landlord import Landlord

@@ -95,9 +95,9 @@ def test_a_client_that_leaves_while_its_model_waits_for_memory_waits_no_more() -
         town = await short_of_memory(loop)
         b, tenant = town.daemons[B], town.shell.tenants[B]
         assert town.states()[WorkerId("b0")] is InstanceState.CLEARING
-        assert tenant.take_load(town.shell._held(tenant)).waiting == 1
+        assert tenant.take_load(town.shell.landlord.instances).waiting == 1
         b.leave(*b.open)
-        assert tenant.take_load(town.shell._held(tenant)).waiting == 0
+        assert tenant.take_load(town.shell.landlord.instances).waiting == 0
         await town.finish()
         await town.close()
 

@@ -1,6 +1,7 @@
 """What the daemon says of itself: whether requests are served, from where its workers stand."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,14 +14,15 @@ from melld.cluster.machine import Machine
 from melld.config import Config, ModelConfig
 from melld.control.messages import Drain, Lend, Load, Resume
 from melld.control.status import DaemonState, LoanStatus, ModelState, WorkerState, workers_ready
-from melld.daemon.first_loads import FrontEnds
 from melld.daemon.history import History
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
+from melld.daemon.obstacles import look_for_obstacle
 from melld.daemon.operations import operations_of
+from melld.daemon.town.first_loads import FrontEnds
+from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
@@ -289,3 +291,33 @@ async def test_callers_hear_that_a_loaded_models_front_end_could_not_be_made() -
         with pytest.raises(ModelNotLoaded, match="its front end could not be made: no tokenizer"):
             await waiting
     assert made == ["demo", "demo"]
+
+
+def test_a_worker_waits_while_another_program_fills_its_gpu() -> None:
+    """Its failed start was not its fault: it is told who is in the way, and starts when the memory is back."""
+    watched = Watched()
+    place = watched.places[0]
+    place.slot = msgspec.structs.replace(place.slot, device="cuda:0", uuids=("GPU-0",))
+    restarts, began = watched.fleet.supervisor.restarts, list[str]()
+    restarts._own = lambda place, work: (began.append(place.slot.worker), work.close())[0]  # type: ignore[assignment]
+    held = {"total_bytes": 100 << 20, "used_bytes": 90 << 20}
+    full = DeviceReading(state=DeviceState.OK, used_by_others_bytes=90 << 20, others=((os.getpid(), 80 << 20),), **held)
+    free = msgspec.structs.replace(full, used_by_others_bytes=1 << 20, others=())
+    for event in ("stop", "ended", "start", "died"):
+        place.step(event)
+    look_for_obstacle(place, restarts, full)
+    assert not place.obstacle, "its death as it ran is another matter"
+    place.step("retry")
+    place.died(was_ready=False)
+    for _ in range(3):
+        look_for_obstacle(place, restarts, full)
+    assert (place.failed_starts, place.given_up, began) == (0, False, [])
+    state, reason = watched.model.state_of(place)
+    assert state is WorkerState.WAITING
+    assert f"(pid {os.getpid()}) holds 80 MiB of cuda:0, of which it needs 92%" in reason
+    for other in watched.places[1:]:
+        other.step("died")
+    assert f"waiting ({reason})" in str(watched.model.why_not_ready())
+    assert watched.model.why_closed() is None
+    look_for_obstacle(place, restarts, free)
+    assert (place.obstacle, began, place.restarts) == ("", [place.slot.worker], 1)

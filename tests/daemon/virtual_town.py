@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from melld.config import Config, ModelConfig
-from melld.daemon.landlord import LandlordShell
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel, Unloaded
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.request import RequestKilledWorkers
 from melld.engine.host.ports import Ear
@@ -48,7 +48,7 @@ class Borrower(VirtualWorker):
 
     def obey(self, willing: bool = True) -> None:
         message = self.inbox[0][0] if self.inbox else None
-        mine = wire.GrantGranules | wire.TakeGranules | wire.Doze | wire.Wake
+        mine = wire.GrantGranules | wire.TakeGranules | wire.Doze | wire.StopDozing | wire.Wake
         if not isinstance(message, mine) or not self.ready or self.hung:
             super().obey(willing)
         else:

@@ -132,6 +132,7 @@ def test_a_reading_has_every_value_in_its_unit(machine: Machine) -> None:
         "total_bytes": 80_000,
         "used_bytes": 30_000,
         "used_by_others_bytes": 30_000,
+        "others": [],
         "power_w": 123.456,
         "temperature_c": 45,
         "utilisation": 0.37,
@@ -144,6 +145,7 @@ def test_memory_of_others_is_what_our_processes_do_not_hold(machine: Machine) ->
     assert machine.ask("read", FIRST, [[100]])["used_by_others_bytes"] == 10_000
     assert machine.ask("read", FIRST, [[100], [101]])["used_by_others_bytes"] is None, "hidden: unknown, not 0"
     assert machine.ask("read", FIRST, [[101]], [100])["used_by_others_bytes"] is None, "a guest stands for nobody"
+    assert machine.ask("read", FIRST, [[101]], [])["others"] == [[100, 20_000]], "who is in the way"
     machine.set(gpu0_process_error=4)
     hidden = machine.ask("read", FIRST, [[100]])
     assert hidden["used_by_others_bytes"] is None

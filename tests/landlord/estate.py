@@ -40,6 +40,7 @@ class Town:
         self.offers: dict[str, int] = {}
         self.now_s = 0.0
         self.dozing_bytes = 0
+        self.dozes_at_once = True
         self.resident_bytes: dict[str, int] = {}  # measured by a load; none: as declared
 
     def tell(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
@@ -61,7 +62,7 @@ class Town:
             granules.update(command.granules)
         elif isinstance(command, e.LoadModel):
             return self.tell(e.ModelLoaded(self.now_s, worker, self.resident_bytes.get(worker, 0)))
-        elif isinstance(command, e.DozeModel):
+        elif isinstance(command, e.DozeModel) and self.dozes_at_once:
             granules.clear()
             return self.tell(e.ModelDozed(self.now_s, worker, self.dozing_bytes))
         elif isinstance(command, e.UnloadModel):

@@ -200,3 +200,17 @@ def test_a_guess_gives_way_by_how_much_is_known() -> None:
     assert demand.output_tokens == pytest.approx(200 + known * 100)
     assert demand.prefill_s == pytest.approx(0.1 + known * 0.1)
     assert demand.step_s == pytest.approx(0.02 + known * 0.02)
+
+
+def test_who_is_asked_while_it_goes_to_doze_leaves_off() -> None:
+    """Its request waits as long as waking takes, not as long as dozing; what it still held is no measure of a doze."""
+    town = both(keep_alive_s=60.0)
+    town.dozes_at_once = False
+    assert of(e.DozeModel, town.pass_time(64.0)) == [CHAT, CODE]
+    assert of(e.StopDozing, town.pass_time(65.0)) == []
+    asked = town.pass_time(65.25, chat=e.ModelLoad(waiting=1, first_bytes=MIB))
+    assert whys(e.StopDozing, asked) == [(CHAT, e.Why.WANTED)]
+    town.tell(e.ModelDozed(65.5, CHAT, WEIGHTS * MIB))
+    assert town.offers[CHAT] > 0
+    assert of(e.LoadModel, town.need(CHAT, 1, 65.5)) == [CHAT]
+    assert town.landlord.models[ModelName("chat")].dozes

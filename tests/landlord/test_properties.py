@@ -77,6 +77,8 @@ class LandlordMachine(RuleBasedStateMachine):
                 assert self.books[twin].state == "ready", "a pinned model has left"
             ends = "closing" if one.state == "ready" else "ending"
             one.state = "leaving" if isinstance(command, e.DozeModel) else ends
+        elif isinstance(command, e.StopDozing):
+            assert one.state in ("leaving", "closing", "ending")
         elif isinstance(command, e.DrainInstance):
             assert not one.drained
             one.drained = True

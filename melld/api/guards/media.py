@@ -33,7 +33,7 @@ async def media_from_public_addresses(*, has_domains: bool) -> AsyncIterator[Non
     `has_domains`: the operator has listed the allowed domains; then redirects are not followed.
     """
     if has_domains:
-        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
+        follow_no_redirects()
     connection: Any = global_http_connection
     async with guarded_session(is_internal) as session:
 
@@ -45,6 +45,11 @@ async def media_from_public_addresses(*, has_domains: bool) -> AsyncIterator[Non
             yield
         finally:
             del connection.get_async_client, connection.get_sync_client
+
+
+def follow_no_redirects() -> None:
+    """Have vLLM follow no redirects of media URLs, unless the operator's environment says otherwise."""
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
 
 def guarded_session(is_refused: Callable[[str], bool]) -> aiohttp.ClientSession:

@@ -36,6 +36,11 @@ class Dozing:
             deadline = asyncio.get_running_loop().call_later(DOZE_DEADLINE_S, self._late, place, place.process)
             self._deadlines[place.slot.worker] = deadline
 
+    def stop(self, place: Place) -> None:
+        """Have a worker that goes to doze answer at once: its model is wanted."""
+        if place.state is WorkerState.DOZING and place.dozing_bytes is None and place.process is not None:
+            place.process.send(wire.StopDozing())
+
     def _late(self, place: Place, process: WorkerProcess) -> None:
         if place.process is process:
             self.answered(place, wire.Dozed(failure=f"no answer for {DOZE_DEADLINE_S:g} s"))

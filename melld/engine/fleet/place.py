@@ -123,6 +123,8 @@ class Place:
         """Its owner has its requests leave: an operator's resume does not undo that."""
         self.unloaded_because = ""
         """Why its owner last had it end or doze."""
+        self.obstacle = ""
+        """What another program has of its device, so that it cannot start; it is not tried until that has gone."""
         self.rested_s = 0.0
         """When it may be started again after its last death."""
         self.dozing_bytes: int | None = None

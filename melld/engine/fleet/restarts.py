@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from melld.control.status import WorkerState
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.ports import WorkerListener
 from melld.ids import WorkerId
@@ -61,9 +62,23 @@ class Restarts:
         place.restarts += 1
         self._own(place, self._start_again(place))
 
+    def hold(self, place: Place, obstacle: str) -> None:
+        """Start the dead worker no more: another program fills its device, and the last death was not its own fault."""
+        if not place.obstacle:
+            place.setbacks -= 1
+            place.failed_starts -= 1
+            log.warning("%s waits: %s", place.slot.worker, obstacle)
+        place.obstacle = obstacle
+
+    def let_go(self, place: Place) -> None:
+        """Start the worker: its device is free again."""
+        place.obstacle = ""
+        if place.state is WorkerState.FAILED and not place.is_owned:
+            self.restart(place)
+
     async def _start_again(self, place: Place) -> None:
         await asyncio.sleep(place.back_off_s)
-        if place.may("retry") and not place.is_away:
+        if place.may("retry") and not place.is_away and not place.obstacle:
             place.step("retry")
             self._spawn(place)
 

@@ -55,8 +55,8 @@ class Supervisor:
         self.owner = owner
         self._first = FirstStart(self.places.values())
         self._hung = HungWorkers(self.places.values(), health)
-        self._dozing = Dozing(listener, self.stop_worker)
-        self._restarts = Restarts(self._spawn, self._own, listener, health.steady_after_s)
+        self.dozing = Dozing(listener, self.stop_worker)
+        self.restarts = Restarts(self._spawn, self._own, listener, health.steady_after_s)
         self.add(slots, host)
 
     async def start(self, on_ready: Callable[[Place], None] = lambda _: None) -> None:
@@ -119,7 +119,7 @@ class Supervisor:
             place.is_away = False
             place.forgive()
             if place.state is WorkerState.FAILED and self._is_started:
-                self._restarts.restart(place)
+                self.restarts.restart(place)
             elif not place.stays_out:  # an operator has resumed it meanwhile
                 self._begin(place, "start")
 
@@ -134,20 +134,20 @@ class Supervisor:
         """Start a worker for its owner, after a death once it has rested; return False if an operator keeps it out."""
         place = self.places[worker]
         event, dozes = "retry" if place.state is WorkerState.FAILED else "wake", place.state is WorkerState.DOZING
-        if self._stopping or not place.may(event):
+        if self._stopping or not place.may(event) or place.obstacle:
             return place.state in (WorkerState.STARTING, WorkerState.WAKING)
         if event == "retry":
             place.restarts += 1
         place.step(event)
         if place.process is None:
-            self._own(place, self._restarts.start_rested(place))
+            self._own(place, self.restarts.start_rested(place))
         elif dozes:
             place.process.wake()
         return True
 
     def doze(self, worker: WorkerId) -> None:
         """Have a worker doze for its owner."""
-        self._dozing.ask(self.places[worker])
+        self.dozing.ask(self.places[worker])
 
     def stop_worker(self, worker: WorkerId, *, stay_out: bool = False) -> None:
         """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
@@ -242,7 +242,7 @@ class Supervisor:
             case wire.Pong():
                 self._hung.judge_step(place, message)
             case wire.Dozed():
-                self._dozing.answered(place, message)
+                self.dozing.answered(place, message)
             case wire.WorkerReady():
                 if place.process is not None and not place.process.asked_to_end:
                     self._ready(place, message, place.process)
@@ -254,7 +254,7 @@ class Supervisor:
         place.failed_starts = 0
         place.detail = ""
         place.wake_s = asyncio.get_running_loop().time() - process.began_s
-        self._restarts.ready(place)
+        self.restarts.ready(place)
         level = logging.INFO if place.has_been_ready else logging.DEBUG  # the daemon reports the first start
         text = "%s is ready on %s (pid %d, %.1f s)"
         log.log(level, text, place.slot.worker, place.slot.device, process.pid, message.load_s)
@@ -263,17 +263,17 @@ class Supervisor:
         # Now it is known that the model can be served.
         for failed in self.places.values() if is_first and self.owner is None else ():
             if failed.state is WorkerState.FAILED:
-                self._restarts.restart(failed)
+                self.restarts.restart(failed)
         self._listener.worker_said(place.slot, message, [])
         self._first.became_ready(place)
 
     def _ended(self, place: Place, ended: WorkerEnded) -> None:
         place.process = None
-        self._restarts.forget(place.slot.worker)
+        self.restarts.forget(place.slot.worker)
         if ended.expected:
             place.step("ended")
         else:
-            self._restarts.died(place, ended.reason)
+            self.restarts.died(place, ended.reason)
             self._first.failed(WorkerStartFailed(ended.worker, place.slot.device, ended.reason))
             log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
         self._listener.worker_ended(place.slot, ended)
@@ -281,7 +281,7 @@ class Supervisor:
         if self.owner is not None:
             self.owner.worker_ended(place.slot.worker, ended)
         elif not self._stopping and place.state is WorkerState.FAILED and self._first.anybody_was_ready:
-            self._restarts.restart(place)
+            self.restarts.restart(place)
         if not self._stopping and place.state is WorkerState.WAKING:
             self._spawn(place)
 

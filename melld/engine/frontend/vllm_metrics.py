@@ -13,24 +13,28 @@ PREFIX = "vllm:"
 
 
 class VllmMetrics:
-    """A collector of the metrics of all front ends made so far.
+    """A collector of the metrics of all front ends.
 
-    Register it, and call `keep` after each front end has been made.
+    Register it, and call `keep` after each front end has been made, and `forget` once it is gone.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """`registry`: where vLLM registers its metrics."""
         self._registry = registry
-        self._kept: list[CollectorRegistry] = []
+        self._kept: dict[str, CollectorRegistry] = {}
 
-    def keep(self) -> None:
-        """Take the metrics of the latest front end out of the registry."""
+    def forget(self, model: str) -> None:
+        """Drop the metrics of this model's front end, if it had one."""
+        self._kept.pop(model, None)
+
+    def keep(self, model: str) -> None:
+        """Take the metrics of the latest front end, this model's, out of the registry."""
         kept = CollectorRegistry()
         for collector in list(self._registry._collector_to_names):  # noqa: SLF001  as vLLM itself finds them
             if getattr(collector, "_name", "").startswith(PREFIX):
                 self._registry.unregister(collector)
                 kept.register(collector)
-        self._kept.append(kept)
+        self._kept[model] = kept
 
     def describe(self) -> Iterator[Metric]:
         """Yield nothing: names told here would be refused to vLLM's next front end in the same registry."""
@@ -39,7 +43,7 @@ class VllmMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield each metric once, with the series of all front ends."""
         merged: dict[str, Metric] = {}
-        for kept in self._kept:
+        for kept in self._kept.values():
             for family in kept.collect():
                 into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 into.samples += family.samples

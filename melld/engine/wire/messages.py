@@ -120,6 +120,10 @@ class Doze(Message, frozen=True, tag=True):
     """Give back all granules, and let go of the weights, as soon as nothing runs.  One `Dozed`."""
 
 
+class StopDozing(Message, frozen=True, tag=True):
+    """Answer a `Doze` at once, with what is freed by now: the model is wanted.  It may come more than once, or late."""
+
+
 class Wake(Message, frozen=True, tag=True):
     """Read the weights again, without a link or a granule.  `WorkerReady` answers, and reports begin at 1."""
 
@@ -284,7 +288,7 @@ class WorkerFailed(Message, frozen=True, tag=True):
 
 
 _OfRequests = AddRequest | ResumeRequest | AbortRequests | MoveCommand
-_OfMemory = MeasureLink | OpenLink | CloseLink | GrantGranules | TakeGranules | Doze | Wake
+_OfMemory = MeasureLink | OpenLink | CloseLink | GrantGranules | TakeGranules | Doze | StopDozing | Wake
 ToWorker = _OfRequests | _OfMemory | LoadAdapter | MeasurePrefill | Ping | StopWorker
 _AboutRequests = StepDone | RequestTaken | RequestRejected | MoveAnswer
 _AboutMemory = LinkOpened | LinkClosed | GranulesReturned | Dozed

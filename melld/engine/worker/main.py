@@ -142,6 +142,7 @@ class EngineLoop:
             wire.GrantGranules: self._parts.borrower.grant,
             wire.TakeGranules: self._parts.borrower.take,
             wire.Doze: self._parts.dozer.ask,
+            wire.StopDozing: lambda _: None,  # the reader has told the dozer, which looks at it next
             wire.Wake: lambda _: self._parts.dozer.wake(self._ready),
             wire.StopWorker: self._stop,
             wire.MeasurePrefill: self._parts.profiler.measure_prefill,

@@ -5,6 +5,7 @@ Owns the wiring; runs nothing.  Loading this loads torch, so the process must ha
 
 import queue
 import socket
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -58,11 +59,12 @@ class Parts:
         self.moves = Moves(residency, links, book, say)
         blocks = BlockReporter(engine.scheduler, lambda: lent.held if lent is not None else 0)
         self.reporter = StepReporter(blocks, book, self.moves, self.writer.report)
-        self.read = partial(read, connection, engine, line, say, self.pulse.pong)
+        is_wanted = threading.Event()
+        self.read = partial(read, connection, engine, line, say, self.pulse.pong, is_wanted)
         self.preparer = Preparer(line, residency, self.inbox, self.writer.tell)
         self.grammars = Grammars(engine.structured_output_manager)
         self.borrower = Borrower(lent, say)
-        self.dozer = Dozer(engine, lent, budget, links, self.reporter, say)
+        self.dozer = Dozer(engine, lent, budget, links, self.reporter, say, is_wanted)
         self.requests = Requests(residency, self.moves, book, say)
         in_step, inbox = self.pulse.in_step, self.inbox
         self.profiler = Profiler(engine, residency, links, budget, lambda: not inbox.empty(), say, in_step)

@@ -9,6 +9,7 @@ the scheduler.
 import os
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -56,14 +57,20 @@ def read(
     line: "queue.SimpleQueue[Received]",
     answer: Callable[[msgspec.Struct], None],
     pong: Callable[[wire.Ping], wire.Pong],
+    is_wanted: threading.Event,
 ) -> None:
-    """Put messages on `line` in order, and answer pings, until the daemon closes the socket; then exit."""
+    """Put messages on `line` in order, and answer pings, until the daemon closes the socket; then exit.
+
+    `is_wanted` tells an engine that goes to doze to stop that.
+    """
     frames = FrameDecoder(wire.ToWorker)
     while data := connection.recv(READ_BYTES):
         for message, payload in frames.feed(data):
             if isinstance(message, wire.Ping):
                 answer(pong(message))
                 continue
+            if isinstance(message, wire.StopDozing):
+                is_wanted.set()
             if isinstance(message, wire.AbortRequests) and not message.may_return:
                 # Also tell the running step, so that it need not compute this output.  If no step runs, the next one
                 # hears of it: too late for a request that has returned by then.

@@ -4,6 +4,7 @@ Owns the takes of granules that wait, and whether the worker dozes: its process 
 weights, and serves again sooner than a new one.  For the engine thread, between two steps; `residency` does the work.
 
     Doze ──► nothing runs ──► all granules back ──► a token, noted ──► weights gone ──► Dozed
+    StopDozing ──► Dozed at once, with the weights that are there still
     Wake ──► weights read again ──► the same token with the same log-probability ──► WorkerReady
 
 To the daemon a worker that dozes has ended, and one that wakes is new: without links, and its reports begin at 1.
@@ -11,6 +12,7 @@ To the daemon a worker that dozes has ended, and one that wakes is new: without 
 
 import contextlib
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,7 +92,9 @@ class Dozer:
         links: Links,
         reporter: StepReporter,
         say: Callable[[msgspec.Struct], None],
+        is_wanted: threading.Event,
     ) -> None:
+        self._is_wanted = is_wanted
         self._engine = engine
         self._lent = lent
         self._budget = budget
@@ -104,6 +108,7 @@ class Dozer:
 
     def ask(self, _doze: wire.Doze) -> None:
         """Doze as soon as nothing runs."""
+        self._is_wanted.clear()
         self._is_asked = True
 
     def go_on(self) -> None:
@@ -120,7 +125,7 @@ class Dozer:
             self._is_asked = False
             self._proof = self._prove()
             self._links.close_all()
-            self._weights.drop()
+            self._weights.drop(self._is_wanted.is_set)
             ctypes.CDLL(None).malloc_trim(0)
             self.dozes = True
             self._say(wire.Dozed(resident_bytes=self._weights.held_bytes))

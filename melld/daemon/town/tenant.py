@@ -3,8 +3,9 @@
 Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from melld.daemon.model import ServedModel
 from melld.engine.fleet.place import Offer
@@ -12,9 +13,12 @@ from melld.engine.wire import messages as wire
 from melld.errors import RequestTooLarge
 from melld.ids import ModelName, RequestId, WorkerId
 from melld.landlord.events import KvNeeded, ModelLoad, OfferCapacity
+from melld.landlord.instance import DeclaredModel, Instance, InstanceState
 from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
+KEPT_OUT_S = 10.0
+"""Rest until a worker that an operator keeps out, or a model that has no room, is tried again."""
 GROWTH_TIMES = 2
 """How often what requests have just grown by is kept ready: a model's rate is learned from its first answers."""
 
@@ -28,7 +32,9 @@ class Tenant:
 
     def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool, displaces: bool = True) -> None:
         self.model = model
-        self.name = ModelName(model.name)
+        self.name, self.key = ModelName(model.name), model.key
+        self.leaves: asyncio.Future[None] | None = None
+        """Done once the model, which was removed, is gone."""
         self.fleet = model.parts.fleet
         self.driver = model.parts.driver
         self.lends = lends
@@ -63,8 +69,10 @@ class Tenant:
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
 
-    def take_load(self, held: int) -> ModelLoad:
-        """Return what the model did since the last call; `held` placed requests wait for memory for its weights."""
+    def take_load(self, instances: Mapping[WorkerId, Instance]) -> ModelLoad:
+        """Return what the model did since the last call.  Placed requests wait, too, for memory for its weights."""
+        clearing = [worker for worker in self.fleet.places if instances[worker].state is InstanceState.CLEARING]
+        held = sum(len(self.fleet.places[worker].held) for worker in clearing)
         counts, self._counts = self._counts, {}
         unplaced = self._unplaced()
         first_bytes = next(iter(unplaced.values()), 0) if self.lends else 0
@@ -78,11 +86,16 @@ class Tenant:
             name: known[name].kv_bytes for name, live in self.fleet.live.items() if not live.worker and name in known
         }
 
-    def refuse_larger(self, most_bytes: int) -> None:
-        """End the requests that wait for more KV memory than there can be."""
+    def refuse_what_never_fits(self, declared: DeclaredModel) -> None:
+        """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
         for name, kv_bytes in self._unplaced().items():
-            if self.lends and kv_bytes > most_bytes:
-                self.fleet.end(name, RequestTooLarge(name, kv_bytes, most_bytes))
+            if self.lends and kv_bytes > declared.most_bytes:
+                self.fleet.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
+        if not declared.most_bytes and not declared.is_served and self.model.why_closed() is None:
+            why = declared.instances[0].why_too_large
+            if why not in self.model.failure:
+                log.error("%s: %s", self.name, why)
+            self.model.failed(why, KEPT_OUT_S)
 
     def take_needs(self, now_s: float) -> Iterator[KvNeeded]:
         """Yield what the scheduler counts on each worker where that has changed since the last call.

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from melld.control.status import DeviceStatus, WorkerState
-from melld.daemon.first_loads import FirstLoads, FrontEnds
-from melld.daemon.granule_courier import GranuleCourier
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.departures import Departures
+from melld.daemon.town.first_loads import FirstLoads, FrontEnds
+from melld.daemon.town.granule_courier import GranuleCourier
+from melld.daemon.town.tenant import KEPT_OUT_S, Tenant
 from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.first_start import WorkerStartFailed
 from melld.engine.fleet.place import Place
@@ -35,7 +36,6 @@ from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
-KEPT_OUT_S = 10.0  # until a worker that an operator keeps out, or a model that has no room, is tried again
 
 
 class LandlordShell:
@@ -50,7 +50,7 @@ class LandlordShell:
         self._clock = clock
         self._heard_s = 0.0
         self._told = NO_EVENT
-        self._by_worker: Mapping[WorkerId, Tenant] = {}
+        self._by_worker: dict[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
         self._is_telling = False
@@ -58,6 +58,7 @@ class LandlordShell:
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._scrubbed: set[WorkerId] = set()
         self._front_ends = FrontEnds(self._do)
+        self.departures = Departures(landlord.instances, clock, self.hear, self._forget)
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -65,13 +66,20 @@ class LandlordShell:
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
         """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
-        self.tenants = {tenant.name: tenant for tenant in tenants}
-        self.courier.arenas = arenas
-        self._by_worker = {worker: one for one in self.tenants.values() for worker in one.fleet.places}
-        for tenant in self.tenants.values():
+        self.courier.arenas = {**self.courier.arenas, **arenas}
+        for tenant in tenants:
+            self.tenants[tenant.key] = tenant
+            self._by_worker |= dict.fromkeys(tenant.fleet.places, tenant)
             tenant.driver.add_tap(partial(self._heard, tenant))
         for event in declared:
-            self.landlord.handle(event)
+            self.hear(event)
+
+    def _forget(self, tenant: Tenant) -> None:
+        del self.tenants[tenant.key]
+        for worker in tenant.fleet.places:
+            del self._by_worker[worker]
+            self._offers.pop(worker, None)
+            self._last_offers.pop(worker, None)
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
         """Load one instance of each model while there is room, pinned models first; return when each is there.
@@ -89,17 +97,14 @@ class LandlordShell:
         """Report what the models do, several times a second, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            for tenant in self.tenants.values():
+            for tenant in list(self.tenants.values()):
                 self._tell_needs(tenant)
+                self.departures.look(tenant)
                 if tenant.model.waiting and not tenant.model.is_warm:
                     self.want(tenant.model)
-                self._refuse_what_never_fits(tenant)
-            loads = {name: tenant.take_load(self._held(tenant)) for name, tenant in self.tenants.items()}
+                tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
+            loads = {key: tenant.take_load(self.landlord.instances) for key, tenant in self.tenants.items()}
             self.hear(e.ModelsMeasured(self._clock(), loads))
-
-    def _held(self, tenant: Tenant) -> int:
-        clearing = (n for n in tenant.fleet.places if self.landlord.instances[n].state is InstanceState.CLEARING)
-        return sum(len(tenant.fleet.places[worker].held) for worker in clearing)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -107,8 +112,7 @@ class LandlordShell:
         """Let the Landlord decide, and carry that out.  What it leads to may overtake the next of several events."""
         self._heard_s = max(event.at_s, self._heard_s)
         self._told = EventId(self._told + 1)
-        event = msgspec.structs.replace(event, at_s=self._heard_s, id=self._told)
-        log.debug("%s", event)
+        log.debug("%s", event := msgspec.structs.replace(event, at_s=self._heard_s, id=self._told))
         with contextlib.ExitStack() as each:  # runs them in their order, and each though one before it has failed
             each.callback(self.tell_offers)
             for command in reversed(self.landlord.handle(event)):
@@ -140,11 +144,10 @@ class LandlordShell:
 
     def want(self, model: ServedModel) -> None:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
-        tenant = self.tenants[ModelName(model.name)]
+        tenant = self.tenants[model.key]
         self._front_ends.open(model)
-        instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
-        offers = [self._last_offers[one.id] for one in instances if one.id in self._last_offers]
-        there = any(one.state in ON_DEVICE for one in instances)
+        offers = [self._last_offers[worker] for worker in tenant.fleet.places if worker in self._last_offers]
+        there = any(self.landlord.instances[worker].state in ON_DEVICE for worker in tenant.fleet.places)
         if not there and (room := [offer for offer in offers if offer.capacity_bytes]):
             self.hear(e.ModelWanted(self._clock(), min(room, key=lambda offer: offer.wake_s).worker))
 
@@ -181,8 +184,7 @@ class LandlordShell:
         if ended.expected:
             self.hear(e.ModelGone(self._clock(), worker))
             return
-        tenant = self._by_worker[worker]
-        place = tenant.fleet.places[worker]
+        place = (tenant := self._by_worker[worker]).fleet.places[worker]
         failure = tenant.model.named(WorkerStartFailed(worker, place.slot.device, ended.reason))
         self.hear(e.LoadFailed(self._clock(), worker, place.back_off_s))
         self._first.ended(worker, failure)
@@ -242,27 +244,18 @@ class LandlordShell:
             case e.UnloadModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
-                if command.why is e.Why.TOO_LARGE:
-                    instance = self.landlord.instances[worker]
-                    self._first.ended(worker, WorkerStartFailed(worker, instance.house.name, instance.why_too_large))
-                    self._refuse_what_never_fits(tenant)
+                if command.why is e.Why.TOO_LARGE and (one := self.landlord.instances[worker]):
+                    self._first.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
+                    tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
                 tenant.fleet.doze(worker)
+            case e.StopDozing():
+                tenant.fleet.supervisor.dozing.stop(tenant.fleet.places[worker])
             case e.DrainInstance() | e.ReopenInstance():
                 tenant.drain(worker, self._clock(), is_reopened=isinstance(command, e.ReopenInstance))
-
-    def _refuse_what_never_fits(self, tenant: Tenant) -> None:
-        """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
-        declared = self.landlord.models[tenant.name]
-        tenant.refuse_larger(declared.most_bytes)
-        if not declared.most_bytes and not declared.is_served and tenant.model.why_closed() is None:
-            why = declared.instances[0].why_too_large
-            if why not in tenant.model.failure:
-                log.error("%s: %s", tenant.name, why)
-            tenant.model.failed(why, KEPT_OUT_S)
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
@@ -270,8 +263,15 @@ class LandlordShell:
         dozes = tenant.fleet.places[worker].state is WorkerState.DOZING
         log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
-            self._first.ended(worker, WorkerStartFailed(worker, "its device", "an operator keeps it out of service"))
+            why = tenant.fleet.places[worker].obstacle or "an operator keeps it out of service"
+            self._first.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
+
+    def load_if_room(self, model: ServedModel) -> None:
+        """Load a model that has come to the others, if none of them must leave for it."""
+        self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where the model could be loaded
+        if (choice := self.landlord.models[model.key].choice) is not None and not choice.victims:
+            self.want(model)
 
     # -- for operators -----------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class LandlordShell:
         """
         if model.parts.config.model.pinned:
             raise NotUnloaded(f"{model.name} is pinned: it stays loaded")
-        tenant = self.tenants[ModelName(model.name)]
+        tenant = self.tenants[model.key]
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
             raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
@@ -297,4 +297,4 @@ class LandlordShell:
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Return how each device's memory is divided."""
-        return tuple(map(self.courier.status_of, self.landlord.houses.values()))
+        return tuple(self.courier.status_of(house, self._by_worker) for house in self.landlord.houses.values())

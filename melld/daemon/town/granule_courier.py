@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from melld.control.status import DeviceStatus, TenantStatus
-from melld.daemon.tenant import Tenant
+from melld.daemon.town.tenant import Tenant
 from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.lending import TakeFailed
 from melld.engine.wire import messages as wire
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
+from melld.landlord.division import Division
 from melld.landlord.instance import House
 
 log = logging.getLogger("melld.landlord")
@@ -25,6 +26,7 @@ class GranuleCourier:
 
     def __init__(self, clock: Callable[[], float], hear: Callable[[e.AnyLandlordEvent], None]) -> None:
         self.arenas: Mapping[DeviceName, AnyArena] = {}
+        self.division = Division()
         self.takes: Counter[ModelName] = Counter()
         self.moved_blocks: Counter[ModelName] = Counter()
         self._clock = clock
@@ -59,8 +61,8 @@ class GranuleCourier:
             await self.arenas[device].scrub(granules)
         self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
 
-    def status_of(self, house: House) -> DeviceStatus:
-        """Return how a device's memory is divided."""
+    def status_of(self, house: House, tenants: Mapping[WorkerId, Tenant]) -> DeviceStatus:
+        """Return how a device's memory is divided; `tenants`: by their workers."""
         ledger, arena = house.ledger, self.arenas.get(house.name)
         return DeviceStatus(
             device=house.name,
@@ -69,7 +71,7 @@ class GranuleCourier:
             arena_bytes=arena.resident_bytes if arena is not None else None,
             models=tuple(
                 TenantStatus(
-                    model=one.model.name,
+                    model=tenants[one.id].name,
                     worker=one.id,
                     state=one.state,
                     resident_bytes=ledger.resident(one.id),

@@ -1,0 +1,235 @@
+"""The models of a daemon, which come and go while it runs.
+
+Owns the list that calls, status and metrics go by, and each model's front end and tasks.  What vLLM refuses in a new
+configuration changes nothing.
+
+    prepare: vLLM reads what is new ──► carry_out: it is let in, what is gone leaves when its calls have ended
+"""
+
+import asyncio
+import itertools
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import prometheus_client
+
+from melld.config import Config, ModelConfig
+from melld.daemon import preflight
+from melld.daemon.devices import kind_of, make_slots
+from melld.daemon.model import ServedModel, Unloaded
+from melld.daemon.sizes import fitted
+from melld.daemon.watch import Condition
+from melld.daemon.wiring import DaemonParts, let_in, make_model
+from melld.errors import ConfigError
+from melld.tasks import Tasks, Work
+
+Prepared = tuple[Any, Namespace]
+"""vLLM's configuration and serving arguments of a model."""
+LIVE = {"weight": 1.0, "pinned": False, "keep_alive_s": None}
+"""Settings that a loaded model follows."""
+
+
+class Changes(NamedTuple):
+    """What has come and gone, by name; a model with other settings has done both."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+def kept_of(served: Sequence[ModelConfig], wanted: Sequence[ModelConfig]) -> list[int | None]:
+    """Return for each wanted model which served one it is, but for `LIVE` settings; None: it must be loaded."""
+    lasting = [msgspec.structs.replace(one, **LIVE) for one in served]
+    sought = [msgspec.structs.replace(one, **LIVE) for one in wanted]
+    return [lasting.index(one) if one in lasting else None for one in sought]
+
+
+class Models:
+    """The models of one daemon."""
+
+    def __init__(self, parts: DaemonParts, condition: Condition, tasks: Tasks) -> None:
+        self.served = parts.models
+        self._parts = parts
+        self._condition = condition
+        self._tasks = tasks
+        self._by_hand: dict[str, ModelConfig] = {}
+        self._numbers = itertools.count(len(self.served))
+        self._leaving: dict[ServedModel, asyncio.Task[None]] = {}
+        self._vllm_metrics: Any = None
+        self._can_change = asyncio.Event()
+        self.prepared: dict[ServedModel, Prepared] = {}
+        """Of each model; filled at the start."""
+
+    # -- one model's life -------------------------------------------------------------------------------------------
+
+    def watch(self, model: ServedModel) -> None:
+        """Begin to look for hung workers of the model."""
+        self._tasks.keep(self._name_of("hung workers", model), Work(model.parts.fleet.supervisor.watch))
+
+    async def serve(self) -> None:
+        """Make the front ends of all models that have been loaded, and of each other one when it is."""
+        from melld.engine.frontend.vllm_metrics import VllmMetrics
+
+        self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY)
+        for model in self.served:
+            if model.has_been_warm:
+                await self.open(model)
+        if (landlord := self._parts.landlord) is not None:
+            landlord.serve(self.open)
+            self._tasks.keep("landlord", Work(landlord.run))
+        prometheus_client.REGISTRY.register(self._vllm_metrics)
+        self._can_change.set()
+
+    async def open(self, model: ServedModel) -> None:
+        """Make the model's front end, begin its tasks, and wake the calls that wait for it."""
+        from melld.api.app import prepare_serving
+
+        await model.open(self._parts.template, self.prepared[model])
+        if model not in self.prepared:
+            return  # it was removed meanwhile
+        prepare_serving(model.serving)
+        self._vllm_metrics.keep(model.key)
+        for name, work in model.work().items():
+            self._tasks.keep(self._name_of(name, model), work)
+        model.loaded()
+
+    async def close(self) -> None:
+        """End all workers."""
+        await asyncio.gather(*(model.close() for model in (*self.served, *self._leaving)))
+        for task in self._leaving.values():
+            task.cancel()
+
+    def close_logs(self) -> None:
+        """Close the decision logs, to which nobody writes any more."""
+        for model in (*self.served, *self._leaving):
+            if model.parts.decisions is not None:
+                model.parts.decisions.close()
+
+    def _name_of(self, task: str, model: ServedModel) -> str:
+        return task if self._parts.landlord is None else f"{task} of {model.key}"
+
+    # -- a new configuration ----------------------------------------------------------------------------------------
+
+    @property
+    def are_fixed(self) -> bool:
+        """Return True if none can come or go: one model has all the memory of its devices."""
+        return self._parts.landlord is None
+
+    async def prepare(self, config: Config) -> dict[str, Prepared]:
+        """Have vLLM read each model that the configuration adds or changes; return it by name.
+
+        Raises:
+            ConfigError: the models cannot be served.
+        """
+        await self._can_change.wait()
+        config = self._with_those_by_hand(config)
+        kept = kept_of(self._configured(), config.models)
+        fresh = [model for model, index in zip(config.models, kept, strict=True) if index is None]
+        return await asyncio.to_thread(self._read, config, fresh)
+
+    def _read(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Prepared]:
+        from melld.engine.frontend.rehearsal import prepare
+
+        for model in fresh:
+            preflight.check_model(model.path)
+        fitted(config, self._parts.gpus)
+        kind = kind_of(self._parts.gpus)
+        return {model.names[0]: prepare(config.alone(model), kind) for model in fresh}
+
+    def carry_out(self, config: Config, prepared: Mapping[str, Prepared]) -> Changes:
+        """Serve the models of the configuration, of which those to add are prepared, and those loaded by hand."""
+        config, before = self._with_those_by_hand(config), list(self.served)
+        kept = kept_of(self._configured(), config.models)
+        removed = [model for index, model in enumerate(before) if index not in kept]
+        for model in removed:
+            self._remove(model)
+        self.served[:] = [
+            self._make(config, model, prepared[model.names[0]])
+            if index is None
+            else self._follow(before[index], config.alone(model))
+            for model, index in zip(config.models, kept, strict=True)
+        ]
+        added = tuple(model.name for model in self.served if model not in before)
+        return Changes(added, tuple(model.name for model in removed))
+
+    async def load(self, config: Config, path: str, name: str) -> ServedModel:
+        """Serve one more model until the daemon ends, or until it is unloaded.
+
+        Raises:
+            ConfigError: there is one of that name, or it cannot be served.
+        """
+        if self.are_fixed:
+            raise ConfigError("load", "one [model] has all the memory: several are [[models]] from the start")
+        if any(name in (*model.names, *(one.name for one in model.lora)) for model in self._configured()):
+            raise ConfigError("load", f"there is a model {name!r}")
+        self._by_hand[name] = ModelConfig(path=path, name=name)
+        try:
+            self.carry_out(config, await self.prepare(config))
+        except ConfigError:
+            del self._by_hand[name]
+            raise
+        return next(model for model in self.served if model.name == name)
+
+    async def unload(self, model: ServedModel, now: bool) -> bool:
+        """Remove a model that was loaded by hand; return True once it is gone, False for any other model."""
+        if self._by_hand.pop(model.name, None) is None:
+            return False
+        self.served.remove(model)
+        leaving = self._remove(model)
+        for request in list(model.parts.fleet.live) if now else ():
+            model.parts.fleet.end(request, Unloaded(model.name))
+        await asyncio.shield(leaving)
+        return True
+
+    def _configured(self) -> list[ModelConfig]:
+        return [model.parts.config.model for model in self.served]
+
+    def _with_those_by_hand(self, config: Config) -> Config:
+        """Return the configuration with the models that were loaded by hand, unless it names one like them."""
+        names = {name for model in config.models for name in model.names}
+        models = (*config.models, *(model for name, model in self._by_hand.items() if name not in names))
+        return msgspec.structs.replace(config, model=models[0], models=models)
+
+    def _follow(self, model: ServedModel, config: Config) -> ServedModel:
+        """Have a served model follow its new settings."""
+        if config.model != model.parts.config.model:
+            model.parts = msgspec.structs.replace(model.parts, config=config)
+            let_in(self._parts, model, self.prepared[model][0], is_known=True)
+        return model
+
+    def _make(self, config: Config, wanted: ModelConfig, prepared: Prepared) -> ServedModel:
+        from melld.api.guards.media import follow_no_redirects
+
+        landlord, number, name = self._parts.landlord, next(self._numbers), wanted.names[0]
+        assert landlord is not None
+        count = max(len(config.models), 2)
+        slots = make_slots(config.alone(wanted), list(self._parts.gpus), os.environ, number, count)
+        made = make_model(config.alone(wanted), slots, self._parts.shared, self._condition, count)
+        model = ServedModel(made, landlord.want, f"{name}#{number}" if name in landlord.tenants else name)
+        self.prepared[model] = prepared
+        if getattr(prepared[1], "allowed_media_domains", None):
+            follow_no_redirects()
+        let_in(self._parts, model, prepared[0])
+        self.watch(model)
+        landlord.load_if_room(model)
+        return model
+
+    def _remove(self, model: ServedModel) -> "asyncio.Task[None]":
+        task = self._leaving[model] = asyncio.get_running_loop().create_task(self._end(model))
+        return task
+
+    async def _end(self, model: ServedModel) -> None:
+        """Let the model go when its calls have ended."""
+        assert self._parts.landlord is not None
+        await self._parts.landlord.departures.dismiss(self._parts.landlord.tenants[model.key])
+        del self.prepared[model]
+        model.failure = ""
+        names = ["hung workers", *(model.work() if model.serving is not None else ())]
+        await self._tasks.cancel(*(self._name_of(name, model) for name in names))
+        await model.close()
+        if model.parts.decisions is not None:
+            model.parts.decisions.close()
+        self._vllm_metrics.forget(model.key)
+        del self._leaving[model]

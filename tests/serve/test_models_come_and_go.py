@@ -1,0 +1,158 @@
+"""Models that come and go while the daemon runs: by a reload, and by hand."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from melld.config import ModelConfig
+from melld.daemon.models import kept_of
+from tests.api.http_client import COMPLETIONS, request
+from tests.migrate.live import GREEDY, Operator, Stream
+from tests.serve.daemon_process import DaemonProcess
+from tests.small_model import make_small_model
+from tests.worker_faults import slowed
+
+LONG = {**GREEDY, "max_tokens": 60, "ignore_eos": True}
+
+
+class Town:
+    """A daemon of several models, and its file."""
+
+    def __init__(self, directory: Path, demo: Path) -> None:
+        self.demo, self.directory = demo, directory
+        self.file = directory / "melld.toml"
+        for seed, name in enumerate(("other", "third"), 1):
+            make_small_model(directory / name, seed=seed)
+        self.lines = {
+            "demo": f'{{path = "{demo}", name = "demo"}}',
+            "other": f'{{path = "{directory}/other"}}',
+            "third": f'{{path = "{directory}/third"}}',
+        }
+        self.daemon: DaemonProcess
+
+    def write(self, *models: str) -> None:
+        """Write a file of these models."""
+        listed = ", ".join(self.lines.get(one, one) for one in models)
+        self.file.write_text(f'models = [{listed}]\n[devices]\ncpu = {{count = 1, memory_bytes = "2GiB"}}\n')
+
+    def reload(self, *models: str) -> str:
+        """Write it, have the daemon read it; return what the log says."""
+        self.write(*models)
+        self.daemon.lines.clear()
+        self.daemon.process.send_signal(signal.SIGHUP)
+        return self.daemon.wait_for("reload")
+
+    def names(self) -> list[str]:
+        return [card["id"] for card in json.loads(self.daemon.get("/v1/models"))["data"]]
+
+
+@pytest.fixture(scope="module")
+def town(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    """Two models, and a third that nobody has named yet."""
+    town = Town(tmp_path_factory.mktemp("town"), demo_model)
+    town.write("demo", "other")
+    with DaemonProcess(None, "--config", str(town.file), "--log-level", "info", harmable=True) as town.daemon:
+        town.daemon.wait_ready()
+        yield town
+
+
+def text_of(town: Town, model: str) -> str:
+    answered = request(town.daemon.url, "POST", COMPLETIONS, {"prompt": "A daemon", "model": model, "temperature": 0})
+    assert answered.status == 200, answered.body
+    return str(answered.json()["choices"][0]["text"])
+
+
+def test_a_reload_adds_a_model_beside_a_running_stream(town: Town) -> None:
+    """It is loaded at once, as there is room; nobody else's tokens change."""
+    quiet = Stream(town.daemon, LONG | {"model": "demo"}).result()
+    with slowed(town.daemon.faults):
+        stream = Stream(town.daemon, LONG | {"model": "demo"})
+        stream.wait_chunks(5)
+        assert "reloaded: models, added third" in town.reload("demo", "other", "third")
+    assert text_of(town, "third") not in (text_of(town, "demo"), text_of(town, "other"))
+    assert stream.result() == quiet
+    assert town.names() == ["demo", "other", "third"]
+    assert 'model_name="third"' in town.daemon.get("/metrics")
+
+
+def test_a_removed_model_ends_its_streams_first(town: Town) -> None:
+    """Who asks it from now on hears that there is none; then its memory is free, and its metrics are gone."""
+    quiet = Stream(town.daemon, LONG | {"model": "third"}).result()
+    with slowed(town.daemon.faults):
+        stream = Stream(town.daemon, LONG | {"model": "third"})
+        stream.wait_chunks(5)
+        assert "removed third" in town.reload("demo", "other")
+        assert request(town.daemon.url, "POST", COMPLETIONS, {"prompt": "A", "model": "third"}).status == 404
+    assert stream.result() == quiet
+    Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
+    assert {one["model"] for one in town.daemon.status()["workers"]} == {"demo", "other"}
+    assert 'model_name="third"' not in town.daemon.get("/metrics")
+
+
+def test_a_changed_model_is_another_one(town: Town) -> None:
+    """Running requests end as they began, new ones get what the file says now, under the same name."""
+    before = Stream(town.daemon, LONG | {"model": "other"}).result()
+    with slowed(town.daemon.faults):
+        stream = Stream(town.daemon, LONG | {"model": "other"})
+        stream.wait_chunks(5)
+        town.reload("demo", f'{{path = "{town.directory}/third", name = "other"}}')
+        after = Stream(town.daemon, LONG | {"model": "other"})
+        assert after.result().choices != before.choices
+    assert stream.result() == before
+    Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
+    town.reload("demo", "other")
+    assert Stream(town.daemon, LONG | {"model": "other"}).result() == before
+
+
+def test_settings_that_a_model_follows_cost_no_load(town: Town) -> None:
+    """A pinned one stays loaded, and is pinned from now on."""
+    text_of(town, "other")
+    pids = [one["pid"] for one in town.daemon.status()["workers"]]
+    town.reload("demo", f'{{path = "{town.directory}/other", pinned = true, weight = 2.0}}')
+    assert [one["pid"] for one in town.daemon.status()["workers"]] == pids
+    assert "is pinned" in town.daemon.melld("unload", "other").stderr
+    town.reload("demo", "other")
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ('{path = "/nowhere"}', "there is no directory"),
+        ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(town: Town, entry: str, why: str) -> None:
+    """One line says why, as `melld check-config` does."""
+    told = town.reload("demo", entry % town.demo if "%s" in entry else entry)
+    assert "reload refused" in told
+    assert why in told
+    assert town.names() == ["demo", "other"]
+    checked = town.daemon.melld("check-config", str(town.file))
+    assert (checked.returncode, why in checked.stderr) == (2, True)
+    town.reload("demo", "other")
+
+
+def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
+    """A reload leaves it alone; `unload` removes it, its requests with `--now`."""
+    path = str(town.directory / "third")
+    assert town.daemon.melld("load", path, "--name", "extra").stdout == "extra: loaded\n"
+    town.reload("demo", "other")
+    assert town.names() == ["demo", "other", "extra"]
+    assert "there is a model 'extra'" in town.daemon.melld("load", path, "--name", "extra").stderr
+    stream = Stream(town.daemon, {**LONG, "max_tokens": 4000, "model": "extra"})
+    stream.wait_chunks(5)
+    assert town.daemon.melld("unload", "extra", "--now").stdout == "extra: unloaded\n"
+    assert stream.result().error["code"] == "model_unloaded"
+    assert town.names() == ["demo", "other"]
+
+
+def test_only_what_a_load_cannot_change_makes_another_model() -> None:
+    """Names and options of vLLM do; shares and times do not."""
+    one, two = ModelConfig(path="one"), ModelConfig(path="two", vllm={"max_model_len": 10})
+    followed: list[Any] = [ModelConfig(path="two", vllm={"max_model_len": 10}, weight=3.0, keep_alive_s=1.0), one]
+    assert kept_of([one, two], followed) == [1, 0]
+    assert kept_of([one], [ModelConfig(path="one", name="another"), two]) == [None, None]
