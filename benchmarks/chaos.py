@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -74,7 +74,9 @@ def history(daemon: DaemonProcess, faults: Path, asked: argparse.Namespace) -> t
     played.rounding = asked.rounding
     if asked.beside:  # of several models one that died is started again once it is needed
         played.calm |= {"failed"}
-    asking = Beside(daemon.url, asked.beside) if asked.beside else nullcontext()
+    asking: AbstractContextManager[Beside | None] = nullcontext()
+    if asked.beside:
+        asking = Beside(daemon.url, asked.beside)
     with asking as beside, slowed(faults) if asked.paced else nullcontext():
         played.play(asked.requests, asked.clients, asked.seconds)
     if beside:

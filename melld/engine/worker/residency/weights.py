@@ -43,7 +43,7 @@ class CpuWeights:
         if config.model_config.is_moe:
             return "its experts, packed for the CPU, are not what they were when they are read again"
         if _shares_layers(model_runner_of(self._engine).get_model()):
-            return "some of its layers are one, which is packed for the CPU before it is read again in full"
+            return "several of its layers share weights, which vLLM cannot read again in place"
         if config.lora_config is not None or config.speculative_config is not None:
             return "it has adapters, or a drafter"
         if config.model_config.quantization is not None or config.load_config.load_format not in FORMATS:
