@@ -31,7 +31,6 @@ def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"# for tests\n{API_KEY}\n")
     flags = [flag for name, value in LIMITS.items() for flag in ("--set", f"server.{name}={value}")]
-    flags += ["--set", "model.vllm.enable_prompt_tokens_details=true"]
     with DaemonProcess(demo_model, "--device", "cpu:1", "--api-key-file", str(keys), *flags) as process:
         yield process.wait_ready()
 

@@ -7,12 +7,14 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp.http_writer import StreamWriter
 
 from melld.api import app
+from melld.api.answers import Dialect
+from melld.api.streams import COMMENT, PING, KeepAlive
 from melld.config_server import ServerConfig
 from tests.api.contexts import context_of
 from tests.patience import PATIENCE_S
@@ -68,3 +70,13 @@ async def test_no_comment_follows_the_end_of_a_stream(monkeypatch: pytest.Monkey
     assert b'"word": 1' in answer
     assert answer.endswith(b"\r\n0\r\n\r\n"), answer
     assert answer.count(b"\r\n0\r\n\r\n") == 1
+
+
+@pytest.mark.parametrize(("dialect", "sign"), [(Dialect.OPENAI, COMMENT), (Dialect.ANTHROPIC, PING)])
+async def test_a_silent_stream_is_kept_alive_in_its_apis_way(dialect: Dialect, sign: bytes) -> None:
+    """Anthropic's clients may count the time between events, to which a comment does not belong."""
+    written: asyncio.Queue[bytes] = asyncio.Queue()
+    response, request = SimpleNamespace(write=written.put), SimpleNamespace(writer=SimpleNamespace(output_size=0))
+    exchange = SimpleNamespace(response=response, request=request, dialect=dialect)
+    with KeepAlive(cast("Any", exchange), SILENCE_S):
+        assert await asyncio.wait_for(written.get(), PATIENCE_S) == sign

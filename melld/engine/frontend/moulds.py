@@ -9,6 +9,10 @@ from pydantic_core import to_json
 
 _NUMBER = '"sequence_number":'
 
+Kind = tuple[str, frozenset[str], int] | None
+"""The field of a parser's message that has text, all that it sets, and in how many places the text is told; None where
+no parser is."""
+
 
 class Mould(NamedTuple):
     """An event without its text, and without its number if it has one."""
@@ -23,10 +27,10 @@ class Mould(NamedTuple):
         return event if self.behind_number is None else b"%b%d%b" % (event, number, self.behind_number)
 
 
-def mould_of(event: str, text: str, number: int | None, places: int = 1) -> Mould | None:
-    """Return an event's mould; None if its text is in more or fewer places than these."""
+def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mould | None:
+    """Return an event's mould; None if its text is in other than the places of its kind."""
     parts, behind = event.split(to_json(text).decode()), None
-    if len(parts) != places + 1:
+    if len(parts) != (1 if kind is None else kind[2]) + 1:
         return None
     if number is not None:
         after, found, behind = parts[-1].partition(f"{_NUMBER}{number}")
@@ -34,11 +38,6 @@ def mould_of(event: str, text: str, number: int | None, places: int = 1) -> Moul
             return None
         parts[-1] = after + _NUMBER
     return Mould(tuple(part.encode() for part in parts), None if behind is None else behind.encode())
-
-
-Kind = tuple[str, frozenset[str], int] | None
-"""The field of a parser's message that has text, all that it sets, and in how many places the text is told; None where
-no parser is."""
 
 
 def plain_part(message: Any) -> tuple[Kind, str] | None:

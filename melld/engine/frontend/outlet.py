@@ -272,8 +272,7 @@ class Outlet:
         if not text:
             self._skips_empty = not self._events
             return
-        places = 1 if kind is None else kind[2]
-        mould = mould_of(self._events[0], text, self._number, places) if len(self._events) == 1 else None
+        mould = mould_of(self._events[0], text, self._number, kind) if len(self._events) == 1 else None
         self._mould = mould if (mould, kind) == self._sample else None
         self._sample = mould, kind
 
