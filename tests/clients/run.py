@@ -119,13 +119,10 @@ async def do(name: str, task: str, url: str, home: Path) -> Run:
     is_agent = not CLIENTS[name].script
     writes = is_agent and name != "llm"
     prompt = WRITE if task == "tool" and writes else PROMPTS[task]
-    process: asyncio.subprocess.Process | None = None
 
     def amid() -> None:
         if task == "death":
             kill_worker(url)
-        elif task == "left" and is_agent and process is not None:
-            os.killpg(process.pid, signal.SIGINT)
 
     before = disconnects(url)
     async with Recorder(url, SIGN, amid) as recorder:
@@ -141,7 +138,9 @@ async def do(name: str, task: str, url: str, home: Path) -> Run:
             async with asyncio.timeout(PATIENCE_S):
                 if task == "left":
                     while disconnects(url) == before or not is_at_rest(url):
-                        await asyncio.sleep(0.2)
+                        await asyncio.sleep(0.5)
+                        if is_agent and recorder.has_seen and process.returncode is None:
+                            os.killpg(process.pid, signal.SIGINT)  # some want it twice
                 output = (await process.communicate(None if is_agent else b""))[0].decode(errors="replace")
         except TimeoutError:
             wrong = "no end"
