@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from melld import demo_model
 from tests.tiny_models import change_config, read_weights, write_weights
 
-COUNT_TO = 4000
+COUNT_TO = 2500
 NUMBERS = "".join(f" {number}" for number in range(1, COUNT_TO + 1))
 """What it says to who asks it to recite the numbers."""
 HELLO, DONE = "Hello there, how may I help?", "That is all, it worked."
@@ -50,7 +50,7 @@ _CHOICE = """\
         {%- set script.name = 'done' -%}
     {%- elif 'final_answer' in offered and 'Observation' in said -%}
         {%- set script.name = 'final_answer' -%}
-    {%- elif 'ecite the numbers' in said -%}
+    {%- elif 'ecite the numbers' in said and 'title' not in said -%}
         {%- set script.name = 'numbers' -%}
     {%- elif tools -%}
         {%- set script.name = (CALLS | select('in', offered) | list + ['hello'])[0] -%}

@@ -19,7 +19,9 @@ RUN = [block for block in blocks() if block.runs]
 PARSED = [block for block in blocks() if not block.runs]
 # Programs of other people that the documents use where nothing can be run: a misspelt one is not among them.
 OTHERS = {
+    "aider",
     "cd",
+    "claude",
     "cp",
     "curl",
     "export",
@@ -31,6 +33,7 @@ OTHERS = {
     "openssl",
     "pip",
     "python3",
+    "qwen",
     "ray",
     "systemctl",
     "systemd-analyze",
