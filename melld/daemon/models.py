@@ -166,10 +166,11 @@ class Models:
             raise ConfigError("load", f"there is a model {name!r}")
         self._by_hand[name] = ModelConfig(path=path, name=name)
         try:
-            self.carry_out(config, await self.prepare(config))
-        except ConfigError:
+            prepared = await self.prepare(config)
+        except BaseException:
             del self._by_hand[name]
             raise
+        self.carry_out(config, prepared)
         return next(model for model in self.served if model.name == name)
 
     async def unload(self, model: ServedModel, now: bool) -> bool:
