@@ -221,6 +221,7 @@ class ServedModel:
     async def close(self) -> None:
         """End the drains, the workers, and what checks constraints."""
         if self.frontend is not None:
+            self.frontend.engine_core.resources.engine_dead = True  # for what a response in the background asks yet
             await self.frontend.judges.close()
         await self.parts.driver.drains.close()
         await self.parts.fleet.supervisor.stop()

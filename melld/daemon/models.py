@@ -141,6 +141,7 @@ class Models:
     def carry_out(self, config: Config, prepared: Mapping[str, Prepared]) -> Changes:
         """Serve the models of the configuration, of which those to add are prepared, and those loaded by hand."""
         config, before = self._with_those_by_hand(config), list(self.served)
+        self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
         kept = kept_of(self._configured(), config.models)
         removed = [model for index, model in enumerate(before) if index not in kept]
         for model in removed:
@@ -166,10 +167,11 @@ class Models:
             raise ConfigError("load", f"there is a model {name!r}")
         self._by_hand[name] = ModelConfig(path=path, name=name)
         try:
-            self.carry_out(config, await self.prepare(config))
-        except ConfigError:
+            prepared = await self.prepare(config)
+        except BaseException:
             del self._by_hand[name]
             raise
+        self.carry_out(config, prepared)
         return next(model for model in self.served if model.name == name)
 
     async def unload(self, model: ServedModel, now: bool) -> bool:

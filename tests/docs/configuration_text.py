@@ -35,7 +35,8 @@ melld check-config --model .demo-model --set server.drain_s=5
 shows what is in force. Keys that *reload* change on SIGHUP (`systemctl reload melld`), the others at the next start. A
 size is a number of bytes or a string such as `"128MiB"`; seconds may be `inf`, for never.
 
-`[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md).
+`[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md), which a
+reload adds and removes.
 """
 LARGEST_PORT = 65535
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false"}

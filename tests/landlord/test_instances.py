@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from melld.ids import ModelName, WorkerId
+from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.estimate import ModelDemand, prefill_part
 from melld.landlord.instance import Instance
@@ -214,3 +214,19 @@ def test_who_is_asked_while_it_goes_to_doze_leaves_off() -> None:
     assert town.offers[CHAT] > 0
     assert of(e.LoadModel, town.need(CHAT, 1, 65.5)) == [CHAT]
     assert town.landlord.models[ModelName("chat")].dozes
+
+
+def test_a_model_comes_and_goes() -> None:
+    """What it had is the others'; another of its name can come later; settings of one that stays are followed."""
+    town = both()
+    town.tell(e.UnloadAsked(1.0, CHAT))
+    town.tell(e.ModelRemoved(2.0, ModelName("chat")))
+    assert town.offers[CODE] == GRANULES - WEIGHTS
+    assert list(town.landlord.instances) == [CODE]
+    facts = {"resident_bytes": WEIGHTS * MIB, "block_bytes": MIB // 8, "load_s": 10.0}
+    town.tell(e.ModelDeclared(3.0, ModelName("chat"), **facts))  # type: ignore[arg-type]
+    town.tell(e.InstanceDeclared(3.0, WorkerId("w9"), ModelName("chat"), DeviceName("d0")))
+    town.pass_time(3.0)
+    assert of(e.LoadModel, town.want("w9", 3.0)) == ["w9"]
+    town.tell(e.ModelDeclared(4.0, ModelName("code"), pinned=True, **facts))  # type: ignore[arg-type]
+    assert of(e.DozeModel, town.pass_time(1e6)) == ["w9"]

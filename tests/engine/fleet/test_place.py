@@ -66,6 +66,7 @@ def test_a_process_may_die_in_every_state_that_has_one() -> None:
         WorkerState.DRAINING,
         WorkerState.DRAINED,
         WorkerState.LENT,
+        WorkerState.WAITING,
         WorkerState.STOPPING,
         WorkerState.FAILED,
     }
