@@ -69,7 +69,7 @@ class Tasks:
 
     async def cancel(self, *names: str) -> None:
         """Cancel these tasks, or all of them; return once they have ended."""
-        ending = [self._running[name] for name in names or self._running]
+        ending = [self._running[name] for name in names or self._running if name in self._running]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)

@@ -62,6 +62,8 @@ class ControlSocket:
         self.path = path
         self.listener = listener
         self.lock = lock
+        self.is_given_away = False
+        """Another daemon has the same lock and the same socket, and goes on."""
         self._file = _file_at(path)
 
     @property
@@ -84,8 +86,8 @@ class ControlSocket:
         self._file = _file_at(self.path)
 
     def close(self) -> None:
-        """Remove the socket, unless it is not this one any more; then unlock the directory."""
-        if self.is_in_place:
+        """Remove the socket, unless another is there or another daemon has it, too; then unlock the directory."""
+        if self.is_in_place and not self.is_given_away:
             self.path.unlink(missing_ok=True)
         self.listener.close()
         os.close(self.lock)

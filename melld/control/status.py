@@ -273,6 +273,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[MachineStatus, ...] = ()
     """Empty without a cluster."""
     state: DaemonState
+    renewal: str = ""
     uptime_s: float
     """Since its start, where counts and sums begin."""
     url: str
@@ -283,7 +284,6 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...] = ()
     preemptions: int = 0
     suspensions: int = 0
-    """Times that a request was suspended for an urgent one."""
     worker_seconds_awake: float = 0.0
     gpu_hours_saved: float = 0.0
     """While workers slept or were stopped."""
