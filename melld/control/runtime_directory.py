@@ -77,12 +77,14 @@ class ControlSocket:
         Raises:
             ConfigError, DaemonRunning: see `open_control_socket`; this socket stays as it is.
         """
+        earlier = self.listener
         if _file_at(self.path.parent) == _identity(os.fstat(self.lock)):
             self.listener = _bind(self.path)
         else:
             fresh = open_control_socket(self.path.parent)
             os.close(self.lock)
             self.listener, self.lock = fresh.listener, fresh.lock
+        earlier.close()
         self._file = _file_at(self.path)
 
     def close(self) -> None:

@@ -135,9 +135,10 @@ class OldSide:
         renewal = self.told()
         self.news.set()
         self._daemon.condition.renewal = "" if self.state is Old.SERVING else renewal.told
-        log.log(
-            logging.ERROR if self.state is Old.SERVING else logging.INFO, "renewal %s: %s", self.state, renewal.told
-        )
+        if self.state is Old.SERVING:
+            log.error("not renewed, serving on: %s", renewal.told)
+        else:
+            log.info("renewal %s: %s", self.state, renewal.told)
         if self.state is Old.SERVING:
             self._on_over()
 
@@ -232,7 +233,7 @@ class OldSide:
         admission = self._daemon.admission
         limit_s = self._daemon.settings.config.server.drain_s
         if self.state is Old.CLOSED and not await admission.wait_idle(limit_s):
-            log.warning("renewal: %d calls have not ended in time and are ended", admission.abort())
+            log.warning("renewal: ending %d calls that have not ended in time", admission.abort())
             await admission.wait_idle(None)
         while not await admission.wait_idle(LOOK_S):
             self._channel.say(wire.Left(admission.in_flight))
