@@ -109,6 +109,8 @@ class StoredResponses:
         self._owners = owners
         self._of: defaultdict[bytes, dict[str, Stored]] = defaultdict(dict)
         """Of each owner, the oldest first."""
+        self._taken: set[tuple[bytes, str]] = set()
+        """What an earlier daemon has left."""
 
     def find(self, owner: bytes, response_id: str, param: str = "response_id") -> Stored:
         """Return an answer of this owner.
@@ -178,6 +180,9 @@ class StoredResponses:
         """Keep the answers that an earlier daemon has left, or the rest of those that it was making."""
         for one in left:
             if (known := self._of[one.owner].get(one.response_id)) is None:
+                if (one.owner, one.response_id) in self._taken:  # and deleted since
+                    continue
+                self._taken.add((one.owner, one.response_id))
                 kept = Stored(body=one.body, messages=one.messages, size=one.size, background=one.background)
                 kept.is_done, kept.events, kept.is_elsewhere = one.is_done, one.events, True
                 self.put(one.owner, one.response_id, kept)

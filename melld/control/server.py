@@ -144,8 +144,11 @@ class ControlServer:
         """Answer at the socket that is in place now, and no longer at an earlier one."""
         await self.rest()
         self._is_resting = False
-        site = web.SockSite(self._runner, self._control.listener.dup())
-        await site.start()
+        with contextlib.ExitStack() as undo:
+            own = undo.enter_context(self._control.listener.dup())  # which is closed with the site
+            site = web.SockSite(self._runner, own)
+            await site.start()
+            undo.pop_all()
         self._site = site
 
     async def rest(self) -> None:

@@ -50,7 +50,7 @@ class Renewable(Protocol):
     has_stand_in: bool
 
     def why_not_renewed(self) -> str | None:
-        """Say why its devices cannot be given away one by one; None if they can."""
+        """Say why another cannot take over from it now; None if one can."""
 
     async def leave(self) -> None:
         """Write what is to outlive it.  Raises `NotLeft`."""

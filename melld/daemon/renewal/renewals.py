@@ -54,6 +54,8 @@ class Renewals:
         if (reason := self._daemon.why_not_renewed()) is not None:
             raise NotRenewed(reason)
         await self._daemon.leave()
+        if self.current is not None:  # meanwhile
+            raise NotRenewed(f"it is being renewed already: {self.current.told().told}")
         self.current = side = OldSide(self._daemon, self._over)
         try:
             while True:

@@ -63,6 +63,9 @@ class Succession:
                 before.inherited.port,
             ):
                 listeners = before.listeners
+            else:  # nobody is to wait at the other address once the other daemon has ended
+                for listener in before.listeners:
+                    listener.close()
         self.settings = Settings(
             self._config, reload, supervision, listeners, is_adopted=before is not None and before.inherited.is_adopted
         )
@@ -83,12 +86,18 @@ class Succession:
         """
         self.models, self.notifier, self.speak_for_service = models, notifier, feed
         if self.before is not None:
-            if (reason := self.why_not_renewed()) is not None:
+            if (reason := self._why_never_renewed()) is not None:
                 raise ConfigError("renewal", reason)
             self.before.begin(models[0], self.condition, self.end, self.inherit)
 
     def why_not_renewed(self) -> str | None:
-        """Say why devices cannot be taken over one by one; None if they can."""
+        """Say why another cannot take over from this daemon now; None if one can."""
+        if self.before is not None and not self.before.is_alone:
+            return f"pid {self.before.inherited.pid}, which this daemon has taken over from, still ends its calls"
+        return self._why_never_renewed()
+
+    def _why_never_renewed(self) -> str | None:
+        """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
             return "a cluster's devices are Ray's to give, so its daemon is restarted, not renewed"
         if len(self.models) > 1:
