@@ -33,6 +33,7 @@ log = logging.getLogger("melld.renewal")
 BORROWER, USER = "melld serve", "renewal"
 LOOK_S = 0.2
 KILL_AFTER_S = 5.0
+MAIN_PID_TRIES = 25
 
 
 class Renewable(Protocol):
@@ -253,7 +254,10 @@ class OldSide:
         daemon = self._daemon
         daemon.control.is_given_away = True
         await daemon.speak_for_service(False)
-        daemon.notifier.send(MAINPID=str(self.pid))
+        for _ in range(MAIN_PID_TRIES):  # lost, it would end both daemons with this one
+            if not daemon.notifier.has_manager or daemon.notifier.send(MAINPID=str(self.pid)):
+                break
+            await asyncio.sleep(LOOK_S)
         await daemon.answering.rest()
         idle = daemon.entrance.give_away()
         for start in range(0, max(1, len(idle)), wire.MAX_DESCRIPTORS):
