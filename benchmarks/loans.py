@@ -70,6 +70,8 @@ class Load:
 
     def __init__(self, daemon: DaemonProcess, answers: dict[int, Answer]) -> None:
         self.cut = self.altered = self.whole = 0
+        self.arrivals_s: list[list[float]] = []
+        """Of each stream's chunks."""
         self._daemon = daemon
         self._answers = answers
         self._over = threading.Event()
@@ -79,7 +81,9 @@ class Load:
 
     def _run(self, kind: int) -> None:
         while not self._over.is_set():
-            answer = Stream(self._daemon, body_of(kind)).result()
+            stream = Stream(self._daemon, body_of(kind))
+            answer = stream.result()
+            self.arrivals_s.append(stream.arrivals_s)
             self.cut += answer.error is not None
             self.altered += answer.error is None and answer != self._answers[kind]
             self.whole += answer == self._answers[kind]

@@ -27,6 +27,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
+from melld.daemon.renewal import old
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from melld.engine.host import template
 from melld.engine.vllm_options import option_kinds
@@ -136,6 +137,8 @@ def become(program: Program, descriptors: list[int]) -> None:
         template.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
             **vars(subprocess) | {"Popen": fork_beforehand()}
         )
+        sys.orig_argv = [sys.executable, *program.words]
+        old.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedPython})  # type: ignore[attr-defined]
     if worker_faults.VARIABLE in program.environment:
         worker_faults.inject(Path(program.environment[worker_faults.VARIABLE]))
         if "serve" in program.words:

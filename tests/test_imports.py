@@ -28,7 +28,7 @@ P  scheduler.*
 P  landlord.*
 P  decisions.*
 P  migrate.*
-P  control.messages  control.status
+P  control.messages  control.status  daemon.renewal.handover
 P  simulator.*
 P  engine.wire.*  engine.answer_formats
 P  engine.frontend.schema  engine.frontend.judge_queue  engine.frontend.moulds
@@ -40,6 +40,7 @@ W  engine.layers
 W  engine.worker.*
 D  decisions.file
 D  log_lines  output  tasks  demo_model  kvstore.*  control.*  daemon.systemd
+D  daemon.renewal.channel  daemon.renewal.stand_in
 D  engine.host.*
 P  cluster.envelopes
 R  cluster.head  cluster.actor  cluster.launcher

@@ -2,7 +2,7 @@
 
 Owns the count of running calls, their tasks, each client's share of the places, and the API's lifecycle:
 
-    open ──begin_drain──► draining ──abort──► aborted
+    open ──begin_drain──► draining ──abort──► aborted ──reopen──► open
 """
 
 import asyncio
@@ -100,14 +100,28 @@ class Admission:
         if self.door is Door.OPEN:
             self.door = Door.DRAINING
 
-    async def wait_idle(self, deadline_s: float) -> bool:
-        """Wait at most `deadline_s` for the last call to end; return False if one still runs."""
+    def reopen(self) -> None:
+        """Admit calls again."""
+        self.door = Door.OPEN
+
+    async def wait_idle(self, deadline_s: float | None) -> bool:
+        """Wait at most `deadline_s` (None: without end) for the last call to end; return False if one still runs."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
         except TimeoutError:
             return False
         return True
+
+    async def wait_or_abort(self, deadline_s: float, at_once: asyncio.Event) -> None:
+        """Wait for the last call to end; abort those that still run at the deadline, or once `at_once` is set."""
+        idle = asyncio.ensure_future(self.wait_idle(deadline_s))
+        aborted = asyncio.ensure_future(at_once.wait())
+        await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        aborted.cancel()
+        if self.in_flight:
+            self.abort()
 
     def abort(self) -> int:
         """End every call now, each with an answer to its client; return how many there were."""

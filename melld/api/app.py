@@ -22,10 +22,11 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from melld.api.admission import Admission, check_open, shutting_down
 from melld.api.answers import JSON, Answer, Dialect
 from melld.api.calls import CALLS, Call
-from melld.api.connections.acceptor import Acceptor
-from melld.api.connections.connection import ConnectionServer, ReaderWatch
+from melld.api.connections.connection import ConnectionServer
+from melld.api.connections.entrance import Entrance
 from melld.api.connections.exchange import Exchange, HttpMetrics
 from melld.api.connections.reach import check_sender_of_form, client_of
+from melld.api.connections.reader_watch import ReaderWatch
 from melld.api.error_mapping import answer_to, needs_traceback
 from melld.api.guards.body import FORM, parse_form, read_body
 from melld.api.guards.json_text import parse_object
@@ -50,7 +51,7 @@ from melld.api.performing import (
 )
 from melld.api.routes import check_method, route_of
 from melld.api.serving.fit import fit_classes
-from melld.api.stored_responses import ASKED, StoredResponses
+from melld.api.stored_responses import ASKED
 from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, show_parsers, until_head
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns
@@ -64,7 +65,9 @@ LOADING_HEAD_AFTER_S = 5.0
 
 
 @contextlib.asynccontextmanager
-async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> AsyncIterator[Admission]:
+async def start_api(
+    context: ApiContext, listeners: Iterable[socket.socket]
+) -> AsyncIterator[tuple[Admission, Entrance]]:
     """Serve on these bound sockets while the context is open.
 
     At its end, running calls have `SETTLE_S` to end (the daemon has failed their requests by then); the others are
@@ -76,19 +79,17 @@ async def start_api(context: ApiContext, listeners: Iterable[socket.socket]) -> 
     await runner.setup()
     # What has been imported and built stays for ever: collecting garbage among it would pause every stream.
     freeze_gc_heap()
-    acceptors = [Acceptor(listener, server) for listener in listeners]
+    entrance = Entrance(listeners, server)
     try:
-        for acceptor in acceptors:
-            acceptor.start()
+        entrance.open()
         with broken_media_refused():
-            yield api.admission
+            yield api.admission, entrance
     finally:
         api.admission.begin_drain()
         if not await api.admission.wait_idle(SETTLE_S):
             log.warning("aborting %d calls that have not ended at shutdown", api.admission.abort())
             await api.admission.wait_idle(SETTLE_S)
-        for acceptor in acceptors:
-            acceptor.stop()
+        entrance.stop()
         await runner.cleanup()
         api.off_loop.close()
 
@@ -109,7 +110,7 @@ class Api:
         self._counts = HttpMetrics(context.registry)
         self._logprobs = LogprobAccount()
         self._turns = Turns()
-        self._stored = StoredResponses(context.config, lambda: context.keys().owners())
+        self._stored = context.stored
         self.off_loop = OffLoop()
         self.admission = Admission(
             lambda: context.config().max_concurrent_requests,

@@ -18,6 +18,7 @@ from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
 from melld.api.openapi import LOOKED, openapi_document
 from melld.api.overview import NO_STORE, overview_headers, overview_html
+from melld.api.stored_responses import StoredResponses
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus
 
@@ -36,6 +37,7 @@ class ApiContext:
     why_closed: Callable[[], str | None]
     """Says why no call is admitted, not even to wait; None if calls are."""
     status: Callable[[], DaemonStatus]
+    stored: StoredResponses
     registry: CollectorRegistry
     """The metrics of /metrics, to which the API adds its own."""
     troubled: Callable[[], Sequence[str]] = tuple

@@ -6,7 +6,7 @@ in bytes.  No key sees another's.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Set
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ class Stored(msgspec.Struct, kw_only=True):
     size: int
     background: bool = False
     is_done: bool = True
+    is_elsewhere: bool = False
+    """It was, or is being, made by an earlier daemon."""
     work: asyncio.Task[Any] | None = None
     """Makes it in the background."""
     events: list[str] | None = None
@@ -86,6 +88,19 @@ class Stored(msgspec.Struct, kw_only=True):
         self.news = asyncio.Event()
 
 
+class LeftResponse(msgspec.Struct, frozen=True):
+    """An answer, as one daemon leaves it to the next."""
+
+    owner: bytes
+    response_id: str
+    body: bytes
+    messages: list[Any]
+    size: int
+    background: bool
+    is_done: bool
+    events: list[str] | None
+
+
 class StoredResponses:
     """Keeps answers by their owner and id, as long as it is one of the `owners`.  One per daemon."""
 
@@ -94,6 +109,8 @@ class StoredResponses:
         self._owners = owners
         self._of: defaultdict[bytes, dict[str, Stored]] = defaultdict(dict)
         """Of each owner, the oldest first."""
+        self._taken: set[tuple[bytes, str]] = set()
+        """What an earlier daemon has left."""
 
     def find(self, owner: bytes, response_id: str, param: str = "response_id") -> Stored:
         """Return an answer of this owner.
@@ -148,6 +165,37 @@ class StoredResponses:
             if one.is_done:
                 size -= one.size
                 del kept[oldest]
+
+    def left(self) -> list[LeftResponse]:
+        """Return all answers, for the next daemon."""
+        return [
+            LeftResponse(
+                owner, name, one.body, one.messages, one.size, one.background, one.is_done, one.events and [*one.events]
+            )
+            for owner, kept in self._of.items()
+            for name, one in kept.items()
+        ]
+
+    def take(self, left: Iterable[LeftResponse]) -> None:
+        """Keep the answers that an earlier daemon has left, or the rest of those that it was making."""
+        for one in left:
+            if (known := self._of[one.owner].get(one.response_id)) is None:
+                if (one.owner, one.response_id) in self._taken:  # and deleted since
+                    continue
+                self._taken.add((one.owner, one.response_id))
+                kept = Stored(body=one.body, messages=one.messages, size=one.size, background=one.background)
+                kept.is_done, kept.events, kept.is_elsewhere = one.is_done, one.events, True
+                self.put(one.owner, one.response_id, kept)
+            elif known.is_elsewhere and not known.is_done and one.is_done:
+                known.events, known.size = one.events, one.size
+                known.done(one.body)
+
+    def maker_ended(self) -> None:
+        """Fail the answers that an earlier daemon was making: it has ended."""
+        for kept in self._of.values():
+            for one in kept.values():
+                if one.is_elsewhere:
+                    one.fail(Answer(500, "the daemon that made it has ended", code="daemon_ended"))
 
     def cancel(self, owner: bytes, response_id: str) -> bytes:
         """End the work for an answer, and return it; return one that has been cancelled before.

@@ -12,6 +12,8 @@ import sys
 
 from melld.cli import BAD_USAGE, DONE, FAILED, INTERRUPTED
 from melld.cli.config_flags import add_config_flags, load_config
+from melld.daemon.renewal.channel import failure_teller
+from melld.daemon.renewal.stand_in import become_stand_in
 from melld.errors import ConfigError, MelldError
 from melld.log_lines import begin_logging
 from melld.output import Output
@@ -42,16 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("vllm").setLevel(logging.ERROR)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # huggingface_hub logs a line per request
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
+    tell_failure = failure_teller(os.environ)
     try:
         _allow_descriptors()
         return _serve(arguments, output)
     except ConfigError as error:
+        tell_failure(str(error))
         output.error.write(f"melld serve: {error}\n")
         return BAD_USAGE
     except KeyboardInterrupt:  # before the daemon handles signals itself
         output.say("melld: stopped")
         return INTERRUPTED
     except MelldError as error:
+        tell_failure(str(error))
         output.error.write(f"melld serve: {error}\n")
         return FAILED
     finally:
@@ -64,17 +69,21 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
 
     from melld.daemon.lifecycle import Daemon
 
-    async def serve() -> int:
+    async def serve() -> tuple[int, bool]:
         daemon = Daemon(config, output.say, lambda: load_config(arguments, os.environ, again=True))
         await daemon.run()
         code = FAILED if daemon.failed else DONE
         if daemon.is_cut_short:  # the interpreter would wait for a thread that imports
             output.close()
             os._exit(code)
-        return code
+        return code, daemon.succession.needs_stand_in
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve())
+        code, needs_stand_in = runner.run(serve())
+    if needs_stand_in:
+        output.close()
+        become_stand_in()
+    return code
 
 
 def with_model(arguments: argparse.Namespace) -> argparse.Namespace:

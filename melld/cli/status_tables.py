@@ -118,6 +118,7 @@ def _remarks(status: DaemonStatus) -> list[Text]:
         if (said := "; ".join(filter(None, (worker.reason, _why(worker)))))
         for failed in [worker.state is WorkerState.FAILED]
     ]
+    remarks += [Text(f"renewal: {status.renewal}")] if status.renewal else []
     remarks += [Text(f"boundaries: {status.boundaries}", "dim")] if status.boundaries else []
     remarks += [Text(f"roles: {status.roles}", "dim")] if status.roles else []
     remarks += [Text(f"async scheduling: {said}", "dim")] if (said := status.async_scheduling) else []

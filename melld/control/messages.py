@@ -200,6 +200,31 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True):
     """Reason for WAITING and REFUSED."""
 
 
+class Renew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Start another daemon that takes over from this one.
+
+    Answered by lines of `Renewal`, the last of which is RENEWED or KEPT; a client that leaves before calls it off.
+    """
+
+
+class RenewalStep(enum.StrEnum):
+    """How far a renewal is."""
+
+    UNDER_WAY = "under way"
+    RENEWED = "renewed"  # the new daemon takes requests
+    KEPT = "kept"  # the old one serves on
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a renewal."""
+
+    step: RenewalStep
+    pid: int
+    """Of the new daemon."""
+    told: str
+    """What happens, in words; of KEPT, the reason."""
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
 

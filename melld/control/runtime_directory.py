@@ -62,6 +62,8 @@ class ControlSocket:
         self.path = path
         self.listener = listener
         self.lock = lock
+        self.is_given_away = False
+        """Another daemon has the same lock and the same socket, and goes on."""
         self._file = _file_at(path)
 
     @property
@@ -75,17 +77,19 @@ class ControlSocket:
         Raises:
             ConfigError, DaemonRunning: see `open_control_socket`; this socket stays as it is.
         """
+        earlier = self.listener
         if _file_at(self.path.parent) == _identity(os.fstat(self.lock)):
             self.listener = _bind(self.path)
         else:
             fresh = open_control_socket(self.path.parent)
             os.close(self.lock)
             self.listener, self.lock = fresh.listener, fresh.lock
+        earlier.close()
         self._file = _file_at(self.path)
 
     def close(self) -> None:
-        """Remove the socket, unless it is not this one any more; then unlock the directory."""
-        if self.is_in_place:
+        """Remove the socket, unless another is there or another daemon has it, too; then unlock the directory."""
+        if self.is_in_place and not self.is_given_away:
             self.path.unlink(missing_ok=True)
         self.listener.close()
         os.close(self.lock)

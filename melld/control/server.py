@@ -138,15 +138,25 @@ class ControlServer:
         self._control = control
         self._site: web.SockSite | None = None
         self._is_told = False
+        self._is_resting = True
 
     async def listen(self) -> None:
         """Answer at the socket that is in place now, and no longer at an earlier one."""
+        await self.rest()
+        self._is_resting = False
+        with contextlib.ExitStack() as undo:
+            own = undo.enter_context(self._control.listener.dup())  # which is closed with the site
+            site = web.SockSite(self._runner, own)
+            await site.start()
+            undo.pop_all()
+        self._site = site
+
+    async def rest(self) -> None:
+        """Take no new connection until `listen`; the socket stays."""
+        self._is_resting = True
         earlier, self._site = self._site, None
         if earlier is not None:
             await earlier.stop()
-        site = web.SockSite(self._runner, self._control.listener)
-        await site.start()
-        self._site = site
 
     async def stay(self) -> None:
         """Look every `LOOK_S` seconds, until cancelled."""
@@ -156,7 +166,7 @@ class ControlServer:
 
     async def look(self) -> None:
         """Put the socket back if it is gone; warn once if that cannot be done, and try again at the next look."""
-        if self._control.is_in_place and self._site is not None:
+        if self._is_resting or (self._control.is_in_place and self._site is not None):
             return
         try:
             if not self._control.is_in_place:
@@ -173,9 +183,13 @@ class ControlServer:
 
 @contextlib.asynccontextmanager
 async def serve_control(
-    operations: Mapping[str, Operation | Lasting], status: Callable[[], DaemonStatus], control: ControlSocket
+    operations: Mapping[str, Operation | Lasting],
+    status: Callable[[], DaemonStatus],
+    control: ControlSocket,
+    *,
+    listens: bool = True,
 ) -> AsyncIterator[ControlServer]:
-    """Answer on the control socket while the block runs.  The socket's owner closes it.
+    """Answer on the control socket while the block runs, from now on or from `listen` on.  Its owner closes it.
 
     Connections of the last moment are closed with the rest by uvloop; asyncio would keep some (python/cpython#109564).
     """
@@ -183,7 +197,8 @@ async def serve_control(
     await runner.setup()
     server = ControlServer(runner, control)
     try:
-        await server.listen()
+        if listens:
+            await server.listen()
         yield server
     finally:
         await runner.cleanup()

@@ -1,8 +1,7 @@
 """The daemon's state, as `melld status --json` prints it and the control socket answers it.
 
 Owns the shapes alone, which are a promise to scripts: while `schema` stays the same, fields may be added, but neither
-renamed nor given another meaning.  `docs/status-schema.md` is generated from this file.  Never gathers anything.
-An unknown value is null, never 0.
+renamed nor given another meaning.  `docs/status-schema.md` is generated from this file.  Unknown is null, never 0.
 """
 
 import enum
@@ -135,6 +134,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     moves: int = 0
     suspensions: int = 0
+    """Times that a request was suspended for an urgent one."""
     """Times that it was suspended for an urgent request."""
     pinned: bool = False
     """True if an operator sent it to its worker, where it stays."""
@@ -273,6 +273,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[MachineStatus, ...] = ()
     """Empty without a cluster."""
     state: DaemonState
+    renewal: str = ""
     uptime_s: float
     """Since its start, where counts and sums begin."""
     url: str
@@ -283,7 +284,6 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...] = ()
     preemptions: int = 0
     suspensions: int = 0
-    """Times that a request was suspended for an urgent one."""
     worker_seconds_awake: float = 0.0
     gpu_hours_saved: float = 0.0
     """While workers slept or were stopped."""

@@ -18,17 +18,18 @@ from typing import Any
 import prometheus_client
 
 from melld.config import Config
-from melld.control.messages import Reload, Reloaded
-from melld.control.runtime_directory import ControlSocket, open_control_socket, runtime_directory
-from melld.control.server import Operation, serve_control
-from melld.control.status import SERVING, DaemonState, workers_ready
+from melld.control.messages import Reload, Reloaded, Renew
+from melld.control.runtime_directory import ControlSocket
+from melld.control.server import Lasting, Operation, serve_control
+from melld.control.status import DaemonState
 from melld.daemon import preflight
 from melld.daemon.metrics import LoopProbe
 from melld.daemon.model import ServedModel
 from melld.daemon.models import Models
 from melld.daemon.operations import operations_of
-from melld.daemon.settings import Settings, in_words
-from melld.daemon.systemd import Beat, Notifier, Supervision, keep_told, take_supervision
+from melld.daemon.renewal.succession import Succession
+from melld.daemon.settings import in_words
+from melld.daemon.systemd import Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
 from melld.daemon.wiring import let_devices, make_parts, prepare_frontends
 from melld.engine.fleet.place import Place
@@ -59,9 +60,11 @@ class Daemon:
         Raises:
             MelldError: the daemon could not be started.
         """
+        self.succession = Succession(self.config, self._condition, self._stop.set)
         supervision = take_supervision(os.environ, os.getpid())
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.succession.renewals.close)
             control = self._open(supervision, stack)
             stack.callback(self._models.close_logs)  # after the last worker has ended, to record that too
             stack.push_async_callback(self._tasks.cancel)
@@ -71,13 +74,15 @@ class Daemon:
             stack.push_async_callback(self._models.close)
             self._listen_to_signals()
             self._tasks.keep("reload", Work(self._reload_at_hang_ups))
-            beat_s = supervision.beat_interval_s
-            telling = partial(keep_told, self._notifier, beat_s, self._look)
-            self._tasks.keep("service manager", Work(telling, [min(rest_s, beat_s) for rest_s in RESTS_S]))
+            self._beat_s = supervision.beat_interval_s
+            self.succession.begin(self._models.served, self._notifier, self._speak_for_service)
+            await self._speak_for_service(self.succession.before is None)
             operations = operations_of(self._models.served, self._parts.landlord, self._parts.machines, self)
             operations["reload"] = Operation(Reload, self._on_reload)
-            answering = await stack.enter_async_context(serve_control(operations, self.watch.status, control))
-            self._tasks.keep("control socket", Work(answering.stay))
+            operations["renew"] = Lasting(Renew, self.succession.renewals.renew)
+            serving = serve_control(operations, self.watch.status, control, listens=self.succession.before is None)
+            self.succession.answering = await stack.enter_async_context(serving)
+            self._tasks.keep("control socket", Work(self.succession.answering.stay))
             for model in self._models.served:
                 self._models.watch(model)
             if not await self._start():
@@ -93,11 +98,11 @@ class Daemon:
         check_vllm_version()
         config = self.config
         preflight.check_policy(config.scheduler.policy)
-        self.settings = Settings(config, self._reload, supervision)
+        self.settings = self.succession.open(self._reload, supervision)
         stack.callback(self.settings.close)
         for model in config.served:
             preflight.check_model(model.path)
-        control = open_control_socket(runtime_directory(config.server.runtime_directory, os.environ))
+        control = self.succession.open_control()
         stack.callback(control.close)
         for model in config.served:
             self._condition.warnings += check_hub(model.path)
@@ -149,9 +154,12 @@ class Daemon:
                 self._say(f"melld: {divided}")
             await landlord.start(progress.became_ready)
             return prepared
+        if self.succession.before is not None:
+            self._parts.template.start()  # else the first worker does, which waits for its device here
         workers = asyncio.ensure_future(self._start_workers(progress))
         try:
             prepared = await preparing
+            self.succession.prepared()
             await workers
             return prepared
         finally:
@@ -182,6 +190,7 @@ class Daemon:
             why_closed=self.watch.why_closed,
             troubled=self._tasks.troubled,
             status=self.watch.status,
+            stored=self.succession.stored,
             registry=registry,
         )
         take_over_loggers()
@@ -191,44 +200,33 @@ class Daemon:
                 getattr(arguments, "allowed_media_domains", None) for _, arguments in self._models.prepared.values()
             ]
             media = media_from_public_addresses(has_domains=any(domains))
-        async with media, start_api(context, self.settings.listeners) as self.admission:
+        await self.succession.take_over()
+        async with media, start_api(context, self.settings.listeners) as (self.admission, entrance):
             probe = LoopProbe(registry)
             self._condition.state = DaemonState.READY
+            await self.succession.serves(self.admission, entrance)
             self._notifier.send(READY="1", STATUS=f"serving on {preflight.url_of(self.settings.listeners)}")
-            self._say_ready()
+            where, needs_key = self.config.server.runtime_directory, bool(self.settings.keys)
+            self._say(preflight.ready_lines(self._models.served, self.watch.status(), where, needs_key=needs_key))
             try:
                 yield
             finally:
                 probe.stop()
-
-    def _say_ready(self) -> None:
-        """Show the operator how requests move, where the API is, with a call to try, and which workers do not serve."""
-        self._say(
-            "\n".join(f"melld: {one.name} moves: {one.moves}" for one in self._models.served if one.has_been_warm)
-        )
-        first = next(model for model in self._models.served if model.serving is not None)
-        directory, status = self.config.server.runtime_directory, self.watch.status()
-        how = status.url, first.name, bool(self.settings.keys), preflight.example_of(first.serving)
-        self._say(preflight.ready_text(*how, directory, [one for one in status.workers if one.state not in SERVING]))
 
     # -- drain ------------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
         """Refuse new calls; wait for running ones until the deadline or a second signal; then end them."""
         self._condition.state = DaemonState.DRAINING
-        self._notifier.send(STOPPING="1", STATUS="draining")
+        if not self.succession.renewals.call_off():
+            self._notifier.send(STOPPING="1", STATUS="draining")
         self.admission.begin_drain()
         if self.admission.in_flight:
             deadline_s = self.settings.config.server.drain_s
             waits = f"waiting up to {deadline_s:g} s for {self.admission.in_flight} calls"
             self._say(f"melld: {waits} (press Ctrl-C or send SIGTERM again to end them now)")
-            idle = asyncio.ensure_future(self.admission.wait_idle(deadline_s))
-            aborted = asyncio.ensure_future(self._abort.wait())
-            await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
-            aborted.cancel()
-            if self.admission.in_flight:
-                self.admission.abort()
+            await self.admission.wait_or_abort(deadline_s, self._abort)
+        await self.succession.ending()
         self._condition.state = DaemonState.STOPPING
         await self._tasks.cancel("reload")  # it looks at sockets that are about to be closed
 
@@ -273,13 +271,12 @@ class Daemon:
         """Remove a model that was loaded by hand: see `Models.unload`."""
         return await self._models.unload(model, now)
 
-    def _look(self) -> Beat:
-        """Return the daemon's health: well while starting, and while any worker serves or is restarted."""
-        status = self.watch.status()
-        hopeless = status.state is DaemonState.READY and self.watch.why_closed() is not None
-        state = self.watch.why_not_ready() or status.state.value
-        told = f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
-        return Beat(well=not hopeless, status=told)
+    async def _speak_for_service(self, speaks: bool) -> None:
+        """Keep the service manager told, or no longer: another daemon is its main process."""
+        await self._tasks.cancel("service manager")
+        if speaks:
+            beat_s, told = self._beat_s, partial(keep_told, self._notifier, self._beat_s, self.watch.beat)
+            self._tasks.keep("service manager", Work(told, [min(rest_s, beat_s) for rest_s in RESTS_S]))
 
     # -- tasks ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from melld.config import Config
-from melld.control.status import WorkerState, WorkerStatus
+from melld.control.status import SERVING, DaemonStatus, WorkerState, WorkerStatus
+from melld.daemon.model import ServedModel
 from melld.daemon.systemd import own_command
 from melld.engine.fleet.place import Place
 from melld.engine.model_files import answer_formats
@@ -209,6 +210,14 @@ def ready_text(
   try     curl -s {at}{path} {body}
   status  {command} status --watch{where}
 """
+
+
+def ready_lines(models: Sequence[ServedModel], status: DaemonStatus, directory: str | None, *, needs_key: bool) -> str:
+    """Say how requests move, where the API is, with a call to try, and which workers do not serve."""
+    first = next(model for model in models if model.serving is not None)
+    moves = "".join(f"melld: {one.name} moves: {one.moves}\n" for one in models if one.has_been_warm)
+    missing = [one for one in status.workers if one.state not in SERVING]
+    return moves + ready_text(status.url, first.name, needs_key, example_of(first.serving), directory, missing)
 
 
 class StartProgress:

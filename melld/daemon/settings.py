@@ -46,8 +46,18 @@ class ModelChanger(Protocol):
 class Settings:
     """The present configuration and keys, and the listening sockets."""
 
-    def __init__(self, config: Config, read: Callable[[], Config], supervision: Supervision) -> None:
-        """Read the keys, and open the sockets or take the service manager's.
+    def __init__(
+        self,
+        config: Config,
+        read: Callable[[], Config],
+        supervision: Supervision,
+        inherited: list[socket.socket] | None = None,
+        *,
+        is_adopted: bool = False,
+    ) -> None:
+        """Read the keys, and open the sockets or take the service manager's, or those of an earlier daemon.
+
+        `is_adopted`: which had them from the service manager.
 
         Raises:
             ConfigError: the keys cannot be read, or the API would be open to the network.
@@ -58,10 +68,10 @@ class Settings:
         self._credential = supervision.credential(KEYS_CREDENTIAL)
         self.keys = load_keys(config.server, self._credential)
         adopted = supervision.listening_sockets("api")
-        self._is_adopted = bool(adopted)
-        if not adopted:
+        self.is_adopted = bool(adopted) or is_adopted
+        if not self.is_adopted:
             refuse_open_listen(config.server, self.keys)
-        self.listeners = adopted or [bind(config.server.host, config.server.port)]
+        self.listeners = adopted or inherited or [bind(config.server.host, config.server.port)]
         self.changing = asyncio.Lock()
         try:
             refuse_open_sockets(self.listeners, self.keys, allowed=config.server.allow_remote_without_key)
@@ -98,7 +108,7 @@ class Settings:
     def remarks(self) -> list[str]:
         """Return a warning for the operator if the configured address is not used."""
         server = self.config.server
-        if not self._is_adopted or (server.host, server.port) == (ServerConfig().host, ServerConfig().port):
+        if not self.is_adopted or (server.host, server.port) == (ServerConfig().host, ServerConfig().port):
             return []
         if any(_is_at(listener, server.host, server.port) for listener in self.listeners):
             return []
@@ -108,7 +118,7 @@ class Settings:
     def _read_again(self) -> tuple[Config, Keys]:
         new = self._read()
         keys = load_keys(new.server, self._credential)
-        if not self._is_adopted:
+        if not self.is_adopted:
             refuse_open_listen(new.server, keys)
         return new, keys
 

@@ -137,6 +137,11 @@ class Notifier:
     def __init__(self, address: str | None) -> None:
         self._address = "\0" + address[1:] if address is not None and address.startswith("@") else address
 
+    @property
+    def has_manager(self) -> bool:
+        """Return whether there is a manager to hear of anything."""
+        return self._address is not None
+
     def reloading(self) -> bool:
         """Report the start of a reload, which READY=1 ends."""
         return self.send(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))

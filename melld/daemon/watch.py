@@ -19,11 +19,13 @@ from melld.control.status import (
     ServiceStatus,
     WorkerState,
     WorkerStatus,
+    workers_ready,
 )
 from melld.daemon.history import Attainment
 from melld.daemon.machines import Machines
 from melld.daemon.model import ServedModel
 from melld.daemon.obstacles import look_for_obstacle, occupants
+from melld.daemon.systemd import Beat
 from melld.daemon.town.landlord import LandlordShell
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
@@ -59,6 +61,8 @@ class Condition(msgspec.Struct):
     """Cleared by the next successful reload."""
     warnings: list[str] = []
     tasks: Tasks = msgspec.field(default_factory=Tasks)
+    renewal: str = ""
+    """What becomes of a renewal, in words; empty if there is none."""
 
 
 class Watch:
@@ -152,6 +156,14 @@ class Watch:
         found = [reason for reason in reasons if reason is not None]
         return "; ".join(dict.fromkeys(found)) if len(found) == len(reasons) else None
 
+    def beat(self) -> Beat:
+        """Return the daemon's health: well while starting, and while any worker serves or is restarted."""
+        status = self.status()
+        hopeless = status.state is DaemonState.READY and self.why_closed() is not None
+        state = self.why_not_ready() or status.state.value
+        told = f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
+        return Beat(well=not hopeless, status=told)
+
     @property
     def task_restarts(self) -> Mapping[str, int]:
         """Return how often each task of the daemon was started again after a failure."""
@@ -178,6 +190,7 @@ class Watch:
             devices=self._landlord.devices() if self._landlord is not None else (),
             machines=self._machines.status() if self._machines is not None else (),
             state=self._condition.state,
+            renewal=self._condition.renewal,
             uptime_s=round(now_s - self._identity.started_s, 3),
             url=self._identity.url,
             policy=self._identity.policy,

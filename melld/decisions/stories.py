@@ -104,7 +104,7 @@ class Stories:
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._live: dict[RequestId, _OpenStory] = {}
-        self._ended: OrderedDict[RequestId, _OpenStory] = OrderedDict()
+        self._ended: OrderedDict[RequestId, Story] = OrderedDict()
         self._lent_to: dict[str, str] = {}
         """The borrower of each worker's device."""
 
@@ -120,8 +120,19 @@ class Stories:
             if len(alike) > 1:
                 raise UnknownRequest(name, alike)
             if alike:
-                return known[RequestId(alike[0])].told(ended=known is self._ended)
+                story = known[alike[0]]
+                return story if isinstance(story, Story) else story.told(ended=False)
         raise UnknownRequest(name, [])
+
+    def ended(self) -> list[Story]:
+        """Return the stories of requests that have ended, the oldest first."""
+        return list(self._ended.values())
+
+    def keep(self, stories: Iterable[Story]) -> None:
+        """Add stories that have ended; drop the oldest beyond those that are kept."""
+        self._ended |= {RequestId(story.request): story for story in stories}
+        while len(self._ended) > self._kept:
+            self._ended.popitem(last=False)
 
     def move_of(self, request: RequestId) -> Record | None:
         """Return the decision to move the request while that move is under way, else None."""
@@ -157,9 +168,7 @@ class Stories:
             story.add(line)
         if record["kind"] == "finish":
             del self._live[request]
-            self._ended[request] = story
-            while len(self._ended) > self._kept:
-                self._ended.popitem(last=False)
+            self.keep([story.told(ended=True)])
 
     def _worker_gone(self, record: Record, event: str) -> None:
         worker = str(record["worker"])

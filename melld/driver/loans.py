@@ -78,6 +78,21 @@ class Loans:
         log.info("%s is back from %s", ", ".join(devices_of(lot)), asked.borrower)
         await asyncio.gather(*(self._drains.resume(one.worker, asked) for one in lot))
 
+    def give(self, borrower: Lend, *, everything: bool = False) -> list[WorkerDrain]:
+        """Lend what costs least, or whatever can be lent, until `take_back`, to a borrower without a connection.
+
+        Raises:
+            NothingToLend, NeverLent: see `choose`.
+        """
+        workers = self._workers(held=False)
+        lot = [one for one in workers if not one.taken] if everything else choose(workers, Wanted())
+        return [self._drains.lend(one.worker, borrower) for one in lot]
+
+    async def take_back(self, borrower: Lend) -> None:
+        """Take all workers that this borrower has into service again."""
+        lent = [drain.worker for drain in self._drains.by_worker.values() if drain.loan is borrower]
+        await asyncio.gather(*(self._drains.resume(worker, borrower) for worker in lent))
+
     async def _chosen(self, asked: Lend, call: OpenCall) -> Lot:
         """Return the workers to lend, once it is the borrower's turn; none if it leaves, or waits no longer."""
         if asked.held_s is not None:
@@ -112,7 +127,7 @@ class Loans:
         places = [self._fleet.places[one.worker] for one in lot]
         workers, uuids = tuple(one.worker for one in lot), tuple(uuid for place in places for uuid in place.slot.uuids)
         loan = Loan(step=LoanStep.EMPTYING, devices=devices_of(lot), uuids=tuple(dict.fromkeys(uuids)), workers=workers)
-        emptied = asyncio.ensure_future(_all_answered(drains))
+        emptied = asyncio.ensure_future(all_answered(drains))
         over: set[asyncio.Future[Any]] = {emptied, call.left}
         try:
             while not (emptied.done() or call.left.done()):
@@ -145,7 +160,8 @@ class Loans:
         )
 
 
-async def _all_answered(drains: Sequence[WorkerDrain]) -> None:
+async def all_answered(drains: Sequence[WorkerDrain]) -> None:
+    """Wait until these workers have ended."""
     for drain in drains:
         await drain.answer.wait()
 

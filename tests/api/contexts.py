@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from melld.api import app
 from melld.api.keys import Keys
+from melld.api.stored_responses import StoredResponses
 from melld.config_server import ServerConfig
 
 
@@ -19,5 +20,6 @@ def context_of(models: Sequence[Any]) -> Any:
         why_not_ready=lambda: None,
         why_closed=lambda: None,
         status=lambda: None,
+        stored=StoredResponses(ServerConfig, Keys().owners),
         registry=CollectorRegistry(),
     )

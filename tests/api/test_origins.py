@@ -88,7 +88,7 @@ async def test_a_page_learns_when_to_try_again() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}{CHAT}"
     async with (
-        start_api(dataclasses.replace(context_of([]), config=lambda: config), [listener]) as admission,
+        start_api(dataclasses.replace(context_of([]), config=lambda: config), [listener]) as (admission, _),
         httpx.AsyncClient() as client,
     ):
         with admission.call():

@@ -15,7 +15,6 @@ from melld.config import Config, ModelConfig
 from melld.control.messages import Drain, Lend, Load, Resume
 from melld.control.status import DaemonState, LoanStatus, ModelState, WorkerState, workers_ready
 from melld.daemon.history import History
-from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
@@ -121,19 +120,16 @@ def test_nobody_is_let_in_when_no_worker_is_tried_again() -> None:
 def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
     """Its watchdog starts a daemon anew that has no worker to try again; one that has sees to that itself."""
     watched = Watched()
-    config = Config(model=ModelConfig(path="demo"))
-    daemon = Daemon(config, lambda _line: None, lambda: config)
-    daemon.watch = watched.watch
-    assert daemon._look().well
+    assert watched.watch.beat().well
     for place in watched.places:
         place.died(was_ready=True)
-    beat = daemon._look()
+    beat = watched.watch.beat()
     assert (beat.well, beat.status.startswith("no worker can serve: w0 failed")) == (True, True)
     for place in watched.places:
         place.failed_starts = MAX_FAILED_STARTS
-    assert not daemon._look().well
+    assert not watched.watch.beat().well
     watched.condition.state = DaemonState.STARTING
-    assert daemon._look().well
+    assert watched.watch.beat().well
 
 
 def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:

@@ -41,11 +41,15 @@ class Acceptor:
         self._listener.listen(WAITING)
         self._loop.add_reader(self._listener, self._accept)
 
-    def stop(self) -> None:
-        """Stop accepting and close the socket."""
+    def rest(self) -> None:
+        """Accept nothing until `start`: connections wait in the kernel's queue."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
+
+    def stop(self) -> None:
+        """Stop accepting and close the socket."""
+        self.rest()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -66,9 +70,13 @@ class Acceptor:
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
                 return
-            task = self._loop.create_task(self._join(connection))
-            self._joining.add(task)
-            task.add_done_callback(self._joining.discard)
+            self.join(connection)
+
+    def join(self, connection: socket.socket) -> None:
+        """Serve this connection, which has been accepted."""
+        task = self._loop.create_task(self._join(connection))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
 
     async def _join(self, connection: socket.socket) -> None:
         connection.setblocking(False)

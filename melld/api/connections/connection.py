@@ -1,16 +1,13 @@
 """HTTP/1.1 connections, with the protections that aiohttp's parser and protocol lack.
 
 Owns the time limit for a request's head, the answers to heads that cannot be parsed, are too large (431) or frame
-their body ambiguously, the limit on the framing of chunked bodies, and the watch over clients that do not read.
-Knows nothing of routes.
+their body ambiguously, the limit on the framing of chunked bodies, and whether a request is under way.  Knows nothing
+of routes.
 """
 
 import asyncio
-import fcntl
 import logging
 import socket
-import struct
-import termios
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +19,7 @@ from aiohttp.web import RequestPayloadError
 from melld.api.answers import Answer, Dialect
 from melld.api.connections.half_closed import abort_once_gone
 from melld.api.connections.patience import Patience
+from melld.api.connections.reader_watch import ReaderWatch
 from melld.config_server import ServerConfig
 
 log = logging.getLogger("melld.api")
@@ -43,6 +41,7 @@ class Connection(web.RequestHandler):
     __slots__ = (
         "_body",
         "_head_timer",
+        "_is_held",
         "_last",
         "_limits",
         "_loses",
@@ -67,6 +66,8 @@ class Connection(web.RequestHandler):
         )
         self._limits = limits
         self._head_timer: Patience | None = None
+        self._is_held: bool | None = None
+        """Not read from until `read_on`; None before the first bytes have come."""
         self._requests_seen = 0
         self._requests_answered = 0
         self._last: Any = None
@@ -98,6 +99,7 @@ class Connection(web.RequestHandler):
         """Feed the parser; limit the time of a head and the framing of a body."""
         if self._wire_bytes < 0 or self._loses:
             return
+        self._is_held = False
         was_whole, body_bytes = self._body.is_eof(), self._body.total_bytes
         super().data_received(data)
         if has_head := self._request_count != self._requests_seen:
@@ -170,6 +172,37 @@ class Connection(web.RequestHandler):
             is_last = self._requests_answered == self._requests_seen
             if came_behind or (is_last and (self._loses or self._watch is not None)):
                 self.close()
+
+    def hold(self) -> None:
+        """Read nothing further: now, if no request is under way; else close the connection behind its answer."""
+        is_waiting = self._waiter is not None and not self._messages and self.transport is not None
+        if not is_waiting or (self._head_timer is not None and self._is_held is False) or self._watch is not None:
+            if (request := self._current_request) is not None:
+                request._message = request._message._replace(should_close=True)  # noqa: SLF001  said in its head
+            if not is_waiting:
+                self.close()
+            return
+        self._disarm()
+        self.keep_alive(True)  # by the way, it stops the timer that would close it
+        self._is_held = True
+        self.pause_reading()
+
+    def read_on(self) -> None:
+        """Read again after `hold`."""
+        if self._is_held and self.transport is not None:
+            self._is_held = False if self._requests_seen else None
+            if not self._requests_seen:
+                self._arm()
+            self.resume_reading()
+
+    def give_away(self) -> socket.socket | None:
+        """Return the socket of a held connection, and forget it without a word to the client."""
+        if not self._is_held or self.transport is None:
+            return None
+        given: socket.socket = self.transport.get_extra_info("socket")
+        copied = socket.fromfd(given.fileno(), given.family, given.type)
+        self.transport.abort()
+        return copied
 
     def _awaits_head(self) -> bool:
         """Return True if the next bytes are a request's head, not a body and not what is discarded at the end."""
@@ -251,50 +284,3 @@ def _last_answer(answer: Answer) -> web.Response:
     response = web.Response(status=answer.status, body=answer.body(Dialect.OPENAI), content_type="application/json")
     response.force_close()
     return response
-
-
-class ReaderWatch:
-    """Aborts a connection whose client has read nothing for `slow_reader_s` while data was waiting.
-
-    A context manager around the writing of one stream; `ended` says whether it has aborted it.
-    """
-
-    def __init__(self, request: web.BaseRequest, slow_reader_s: float) -> None:
-        self._writer = request.writer
-        self._transport = request.transport
-        self._slow_reader_s = slow_reader_s
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._taken_bytes = -1
-        self.ended = False
-
-    def __enter__(self) -> "ReaderWatch":
-        self._timer = self._loop.call_later(self._slow_reader_s, self._look)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        waiting_bytes = self._transport.get_write_buffer_size()
-        offered_bytes = kernel_bytes(self._transport)  # none, if this loop was held up: the client has taken all of it
-        taken_bytes = self._writer.output_size - waiting_bytes - offered_bytes
-        if waiting_bytes and offered_bytes and taken_bytes == self._taken_bytes:
-            self.ended = True
-            self._transport.abort()
-            return
-        self._taken_bytes = taken_bytes
-        self._timer = self._loop.call_later(self._slow_reader_s, self._look)
-
-
-def kernel_bytes(transport: asyncio.Transport) -> int:
-    """Return how many bytes the kernel holds for the peer, which has not acknowledged them (tcp(7), SIOCOUTQ).
-
-    The kernel takes more only when half of UNSENT_BYTES has gone: by what it takes alone, whoever reads that half
-    slowly would read nothing.
-    """
-    descriptor = transport.get_extra_info("socket").fileno()
-    return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0])

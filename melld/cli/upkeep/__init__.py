@@ -1,0 +1,1 @@
+"""Commands that change the daemon while it serves: workers out of service and back, and another daemon."""

@@ -1,0 +1,50 @@
+"""`melld renew`: replace the daemon by another, of newer code or settings, without the loss of a stream.
+
+Owns the wording and the exit code.  The renewal hangs on this process until the new daemon takes requests.
+"""
+
+import argparse
+import os
+import sys
+
+import msgspec
+
+from melld.cli import DONE, FAILED
+from melld.cli.asking import NO_ANSWER, describe, failed
+from melld.cli.config_flags import daemon_directories
+from melld.control.client import ControlClient
+from melld.control.messages import Renew, Renewal, RenewalStep
+
+ANSWER_S = 60.0
+"""Until the first word: what the old daemon would leave is written before that."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command to `parser`."""
+    does = (
+        "Start another daemon with the same command line, of the code and the configuration that are there now.  It "
+        "gets the devices one after the other, and the address; streams move aside and end where they are.  If it "
+        "does not come up, the old one goes on.  Ctrl-C calls it off."
+    )
+    describe(parser, does, "the new daemon takes requests", "the old one serves on (it says why)", "the last state")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Have the daemon renewed; return the exit code."""
+    told = None
+    try:
+        answer = ControlClient(daemon_directories(arguments, os.environ), ANSWER_S).begin("renew", Renew())
+        for line in answer.lines():
+            told = msgspec.json.decode(line, type=Renewal)
+            print(
+                f"melld renew: {told.told}",
+                file=sys.stderr if told.step is RenewalStep.KEPT else sys.stdout,
+                flush=True,
+            )
+    except NO_ANSWER as error:
+        return failed("renew", error)
+    if told is not None and arguments.json:
+        print(msgspec.json.encode(told).decode())
+    if told is None or told.step is RenewalStep.UNDER_WAY:
+        print("melld renew: the daemon has gone: see its log", file=sys.stderr)
+    return DONE if told is not None and told.step is RenewalStep.RENEWED else FAILED

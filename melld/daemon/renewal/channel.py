@@ -1,0 +1,141 @@
+"""What two daemons say to each other while one takes over from the other.
+
+Owns the messages and their way: a packet each, with descriptors beside it.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+VARIABLE = "MELLD_RENEWS"
+"""Names the descriptor of the channel to the daemon that is to be replaced."""
+MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 16, 200
+
+
+class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Old to new, first: who it is and what it has.  With its lock, its control socket, and its API's sockets."""
+
+    pid: int
+    directory: str
+    """Its runtime directory."""
+    host: str
+    port: int
+    is_adopted: bool
+    """The API's sockets are the service manager's."""
+    devices: tuple[str, ...]
+    has_stand_in: bool
+    """A process waits for whichever daemon serves last."""
+
+
+class Wants(msgspec.Struct, frozen=True, tag=True):
+    """New to old: the devices for another worker, please."""
+
+
+class Serves(msgspec.Struct, frozen=True, tag=True):
+    """New to old: a worker is ready."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """New to old, last: why it could not start."""
+
+    reason: str
+
+
+class Stops(msgspec.Struct, frozen=True, tag=True):
+    """New to old: it has been told to stop, which is meant for both."""
+
+
+class Given(msgspec.Struct, frozen=True, tag=True):
+    """Old to new: these devices are empty."""
+
+    devices: tuple[str, ...]
+
+
+class Yours(msgspec.Struct, frozen=True, tag=True):
+    """Old to new: it takes no more requests.  With idle connections, as further ones follow in the same message."""
+
+
+class CalledOff(msgspec.Struct, frozen=True, tag=True):
+    """Old to new: it is not needed."""
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """Old to new: so many calls are still to end there."""
+
+    calls: int
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """Old to new, last: an operator wants to have these devices kept free."""
+
+    drained: tuple[str, ...]
+
+
+Message = Inherited | Wants | Serves | Failed | Stops | Given | Yours | CalledOff | Left | Gone
+_DECODER = msgspec.json.Decoder(Message)
+
+
+def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
+    """Return the next message with its descriptors; None at the end of the channel.
+
+    Raises:
+        BlockingIOError: there is none yet.
+    """
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        packet, descriptors = b"", []
+    return (_DECODER.decode(packet), list(descriptors)) if packet else None
+
+
+def say(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, unless the other side has gone."""
+    with contextlib.suppress(OSError):  # its end is noticed by reading
+        socket.send_fds(end, [msgspec.json.encode(message)], descriptors)
+
+
+def failure_teller(environment: Mapping[str, str]) -> Callable[[str], None]:
+    """Return what tells the daemon that this process was to replace why it cannot; a no-op without one."""
+    if (descriptor := environment.get(VARIABLE)) is None:
+        return lambda _: None
+    end = socket.socket(fileno=os.dup(int(descriptor)))
+    return lambda reason: say(end, Failed(reason))
+
+
+class Channel:
+    """One end, on the running loop; `heard` gets what the other side says, and `ended` is called once it has gone."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        heard: Callable[[Message, list[int]], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._end = end
+        self._heard = heard
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        end.setblocking(False)
+        self._loop.add_reader(end, self._read)
+
+    def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, unless the other side has gone."""
+        say(self._end, message, descriptors)
+
+    def close(self) -> None:
+        """Say and hear no more."""
+        if self._end.fileno() >= 0:
+            self._loop.remove_reader(self._end)
+            self._end.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if (received := receive(self._end)) is not None:
+                self._heard(*received)
+            else:
+                self.close()
+                self._ended()

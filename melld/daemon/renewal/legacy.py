@@ -1,0 +1,66 @@
+"""What one daemon leaves to the next in a file: stored responses, and the stories of requests that have ended.
+
+Owns the file: its mode is 0600, as clients' texts are in it, and whoever reads it removes it.  What may be kept is
+bounded by those who keep it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from melld.api.stored_responses import LeftResponse
+from melld.decisions.stories import Story
+from melld.errors import MelldError
+
+FILE = "left.msgpack"
+
+
+class NotLeft(MelldError):
+    """The file cannot be written."""
+
+
+class Legacy(msgspec.Struct, frozen=True):
+    """The content of the file."""
+
+    responses: list[LeftResponse] = []
+    stories: list[Story] = []
+
+
+def leave(directory: Path, legacy: Legacy) -> None:
+    """Write the file, in place of an earlier one that nobody has read.
+
+    Raises:
+        NotLeft: that cannot be done; an earlier one stays.
+    """
+    path, half = directory / FILE, directory / f".{FILE}.{os.getpid()}"
+    try:
+        half.unlink(missing_ok=True)
+        try:
+            with open(half, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(msgspec.msgpack.encode(legacy, enc_hook=_plain) if legacy != Legacy() else b"")
+                os.fsync(file.fileno())
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
+    except OSError as error:
+        raise NotLeft(f"{path}: stored responses cannot be left there: {error.strerror}") from error
+
+
+def take(directory: Path) -> Legacy:
+    """Read and remove the file; return nothing if there is none of ours, or if another version wrote it."""
+    path = directory / FILE
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            is_ours = os.fstat(file.fileno()).st_uid == os.getuid()
+            text = file.read() if is_ours else b""
+        path.unlink(missing_ok=True)
+        return msgspec.msgpack.decode(text, type=Legacy) if text else Legacy()
+    except (OSError, msgspec.MsgspecError):
+        return Legacy()
+
+
+def _plain(value: Any) -> Any:
+    """Return one of vLLM's models as what its JSON would be."""
+    return value.model_dump(mode="json", exclude_none=True)

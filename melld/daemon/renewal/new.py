@@ -1,0 +1,196 @@
+"""The side of a renewal that takes over: waits for devices, then for the word to take requests.
+
+Owns this daemon's part of the channel, and which workers wait for the other daemon.  `handover` decides.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from melld.control.messages import CONTROL_SOCKET, Lend
+from melld.control.runtime_directory import ControlSocket
+from melld.control.status import WorkerState
+from melld.daemon.model import ServedModel
+from melld.daemon.renewal import channel as wire
+from melld.daemon.renewal.handover import NEW_TABLE, Command, Event, New, step
+from melld.daemon.renewal.old import BORROWER, LOOK_S, USER
+from melld.daemon.watch import Condition
+from melld.engine.fleet.place import Place
+from melld.errors import MelldError
+
+
+class CalledOff(MelldError):
+    """The old daemon serves on; this one is not needed."""
+
+
+class NewSide:
+    """One renewal, in the daemon that takes over."""
+
+    def __init__(self, end: socket.socket, inherited: wire.Inherited, descriptors: list[int]) -> None:
+        self.state = New.PREPARING
+        self.inherited = inherited
+        self._lock, control, *api = descriptors
+        self._control = socket.socket(fileno=control)
+        self.listeners = [socket.socket(fileno=one) for one in api]
+        self._end = end
+        self._loan = Lend(command=BORROWER, pid=inherited.pid, user=USER)
+        self._held = set(inherited.devices)
+        self._accept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._other_ended = asyncio.Event()
+        self._idle: list[socket.socket] = []
+        self._drained: tuple[str, ...] = ()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self.on_join: Callable[[list[socket.socket]], None] = self._idle.extend
+        """Serves connections that the old daemon gives away; until it can, they wait here."""
+
+    @classmethod
+    def found(cls, environment: MutableMapping[str, str]) -> "NewSide | None":
+        """Return the renewal that this process was started for; None if it was started by itself."""
+        if (descriptor := environment.pop(wire.VARIABLE, None)) is None:
+            return None
+        end = socket.socket(fileno=int(descriptor))
+        os.set_inheritable(end.fileno(), False)
+        received = wire.receive(end)
+        match received:
+            case (wire.Inherited() as inherited, descriptors):
+                return cls(end, inherited, descriptors)
+        raise CalledOff("the daemon that was to be replaced has ended")
+
+    def control_socket(self, directory: Path) -> ControlSocket | None:
+        """Return the other's locked control socket, which is shared from now on; None if ours is to be elsewhere."""
+        if str(directory) != self.inherited.directory:
+            return None
+        shared = ControlSocket(directory / CONTROL_SOCKET, self._lock, self._control)
+        shared.is_given_away = True  # until this daemon takes it
+        return shared
+
+    def begin(
+        self, model: ServedModel, condition: Condition, stop: Callable[[], None], inherit: Callable[[], None]
+    ) -> None:
+        """Hold all workers back until their devices are given.  `inherit` reads what the other has left."""
+        self._model, self._condition, self._stop, self._inherit = model, condition, stop, inherit
+        self._drains = model.parts.driver.drains
+        for worker in model.parts.fleet.places:
+            self._drains.lend(worker, self._loan)
+        self._channel = wire.Channel(self._end, self._heard, self._ended)
+        self._tell()
+
+    def prepared(self) -> None:
+        """Ask for a device: all else that can fail has been tried."""
+        self._happen(Event.PREPARED)
+
+    async def take_over(self) -> None:
+        """Return once this daemon is to take requests.  A worker is ready.
+
+        Raises:
+            CalledOff: it is not.
+        """
+        self._happen(Event.WORKER_READY)
+        await self._accept
+        self._inherit()
+
+    def joined(self, on_join: Callable[[list[socket.socket]], None]) -> None:
+        """Serve the other's idle connections from now on."""
+        self.on_join = on_join
+        on_join(self._idle)
+        self._tell()
+
+    @property
+    def is_alone(self) -> bool:
+        """Return True once the other has ended."""
+        return self._end.fileno() < 0
+
+    def stopping(self) -> None:
+        """Have the other end, too, if it is still there."""
+        if self.state is New.SERVING:
+            self._channel.say(wire.Stops())
+
+    async def wait_other_ended(self) -> None:
+        """Wait until the other has ended."""
+        if self.state is New.SERVING:
+            await self._other_ended.wait()
+
+    def _heard(self, message: wire.Message, descriptors: list[int]) -> None:
+        match message:
+            case wire.Given(devices):
+                self._held -= set(devices)
+                self._happen(Event.GIVEN)
+            case wire.Yours():
+                self.on_join([socket.socket(fileno=one) for one in descriptors])
+                if self.state is New.READY:
+                    self._happen(Event.YOURS)
+            case wire.CalledOff():
+                self._happen(Event.CALLED_OFF)
+            case wire.Left(calls):
+                self._tell(f", which ends its last {calls} calls")
+            case wire.Gone(drained):
+                self._drained = drained
+
+    def _ended(self) -> None:
+        if self.state is not New.ENDED:
+            self._happen(Event.OTHER_ENDED)
+        self._condition.renewal = ""
+        self._other_ended.set()
+
+    def _happen(self, event: Event) -> None:
+        self.state, commands = step(NEW_TABLE, self.state, event)
+        for command in commands:
+            self._do(command)
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Command.ASK:
+                self._channel.say(wire.Wants())
+            case Command.START:
+                begun = [place for place in self._places() if not self._held & set(place.slot.devices)]
+                self._start(begun)
+                if not begun:
+                    self._happen(Event.SHORT)
+                elif self.state is New.SERVING:
+                    self._run(self._until_settled(begun))
+            case Command.START_ALL:
+                for place in self._places():
+                    if set(place.slot.devices) & set(self._drained):  # an operator's from now on, too
+                        self._drains.by_worker[place.slot.worker].loan = None
+                self._start(self._places())
+                if self.state is New.SERVING:
+                    self._inherit()
+            case Command.OFFER:
+                self._channel.say(wire.Serves())
+            case Command.ACCEPT:
+                if not self._accept.done():
+                    self._accept.set_result(None)
+            case Command.END:
+                if not self._accept.done():
+                    self._accept.set_exception(CalledOff("the renewal is called off: the old daemon serves on"))
+                    self._accept.exception()  # it may be that nobody waits for it yet
+                self._stop()
+
+    def _places(self) -> list[Place]:
+        """Return the places whose workers wait for the other daemon."""
+        drains = self._drains.by_worker
+        places = self._model.parts.fleet.places.values()
+        return [one for one in places if (drain := drains.get(one.slot.worker)) and drain.loan is self._loan]
+
+    def _start(self, places: list[Place]) -> None:
+        for place in places:
+            self._run(self._drains.resume(place.slot.worker, self._loan))
+
+    async def _until_settled(self, places: list[Place]) -> None:
+        """Wait until these workers have loaded, or have failed to."""
+        loading = WorkerState.STARTING, WorkerState.WAKING, WorkerState.STOPPED
+        while any(place.state in loading and not place.setbacks for place in places):  # noqa: ASYNC110  as a loan does
+            await asyncio.sleep(LOOK_S)
+        if not self.is_alone:
+            self._happen(Event.SETTLED)
+
+    def _run(self, work: Coroutine[Any, Any, object]) -> None:
+        self._tasks.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._tasks.discard)
+
+    def _tell(self, calls: str = "") -> None:
+        does = "this daemon takes over from" if self.state is not New.SERVING else "this daemon has taken over from"
+        self._condition.renewal = f"{does} pid {self.inherited.pid}{calls}"

@@ -1,0 +1,287 @@
+"""The side of a renewal that is to be replaced: starts the new daemon, and gives it all, piece by piece.
+
+Owns the new daemon's process and this daemon's part of the channel.  `handover` decides.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from melld.api.admission import Admission
+from melld.api.connections.entrance import Entrance
+from melld.control.messages import Lend, Renewal, RenewalStep
+from melld.control.runtime_directory import ControlSocket
+from melld.control.server import ControlServer
+from melld.daemon.model import ServedModel
+from melld.daemon.renewal import channel as wire
+from melld.daemon.renewal.handover import OLD_TABLE, Command, Event, Old, step
+from melld.daemon.renewal.legacy import NotLeft
+from melld.daemon.settings import Settings
+from melld.daemon.systemd import Notifier
+from melld.daemon.watch import Condition
+from melld.driver.drain import DrainState
+from melld.driver.lendable import NeverLent, NothingToLend
+from melld.driver.loans import all_answered
+
+log = logging.getLogger("melld.renewal")
+BORROWER, USER = "melld serve", "renewal"
+LOOK_S = 0.2
+KILL_AFTER_S = 5.0
+MAIN_PID_TRIES = 25
+
+
+class Renewable(Protocol):
+    """The daemon, as its renewal sees it."""
+
+    settings: Settings
+    models: Sequence[ServedModel]
+    condition: Condition
+    notifier: Notifier
+    control: ControlSocket
+    answering: ControlServer
+    admission: Admission
+    entrance: Entrance
+    started_with: Mapping[str, str]
+    has_stand_in: bool
+
+    def why_not_renewed(self) -> str | None:
+        """Say why another cannot take over from it now; None if one can."""
+
+    async def leave(self) -> None:
+        """Write what is to outlive it.  Raises `NotLeft`."""
+
+    async def speak_for_service(self, speaks: bool) -> None:
+        """Feed the service manager's watchdog, or stop."""
+
+    def end(self) -> None:
+        """End as at a signal."""
+
+
+class OldSide:
+    """One renewal of this daemon."""
+
+    def __init__(self, daemon: Renewable, on_over: Callable[[], None]) -> None:
+        self.state = Old.PREPARING
+        self._daemon = daemon
+        self._on_over = on_over
+        self._loans = daemon.models[0].parts.driver.loans
+        self._work: dict[Command, asyncio.Task[None]] = {}
+        self._reason = ""
+        self.news = asyncio.Event()
+        """Set when the state has changed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = self._begin(theirs.fileno())
+        self._loan = Lend(command=BORROWER, pid=self._process.pid, user=USER, even_last=True)
+        self._channel = wire.Channel(ours, self._heard, self._ended)
+        settings, places = daemon.settings, daemon.models[0].parts.fleet.places.values()
+        handed = daemon.control.lock, daemon.control.listener.fileno(), *(one.fileno() for one in settings.listeners)
+        inherited = wire.Inherited(
+            pid=os.getpid(),
+            directory=str(daemon.control.path.parent),
+            host=settings.config.server.host,
+            port=settings.config.server.port,
+            is_adopted=settings.is_adopted,
+            devices=tuple(device for place in places for device in place.slot.devices),
+            has_stand_in=daemon.has_stand_in or not daemon.notifier.has_manager,
+        )
+        self._channel.say(inherited, handed)
+        self._tell()
+
+    @property
+    def pid(self) -> int:
+        """Return the new daemon's process id."""
+        return self._process.pid
+
+    def told(self) -> Renewal:
+        """Return how far it is."""
+        calls = self._daemon.admission.in_flight
+        match self.state:
+            case Old.SERVING:
+                return Renewal(step=RenewalStep.KEPT, pid=self.pid, told=self._reason or "it has ended: see the log")
+            case Old.HANDED_OVER | Old.ENDED:
+                told = f"pid {self.pid} takes requests; pid {os.getpid()} ends with its {calls} calls"
+                return Renewal(step=RenewalStep.RENEWED, pid=self.pid, told=told)
+            case Old.CLOSED:
+                drain_s = self._daemon.settings.config.server.drain_s
+                told = f"no other device is left: new requests wait until {calls} calls end (at most {drain_s:g} s)"
+                told += f" and pid {self.pid} has loaded"
+            case Old.GIVING:
+                told = f"a device is emptied for pid {self.pid}, which loads there"
+            case _:
+                told = f"pid {self.pid} reads its settings and imports"
+        return Renewal(step=RenewalStep.UNDER_WAY, pid=self.pid, told=told)
+
+    def happen(self, event: Event) -> None:
+        """Take an event, unless all is over."""
+        if self.state in (Old.SERVING, Old.ENDED):
+            return
+        self.state, commands = step(OLD_TABLE, self.state, event)
+        if self.state in (Old.SERVING, Old.ENDED):
+            for task in self._work.values():
+                task.cancel()
+        for command in commands:
+            work = self._do(command)
+            if work is not None:
+                self._work[command] = asyncio.create_task(work, name=f"renewal: {command}")
+        self._tell()
+
+    def _tell(self) -> None:
+        renewal = self.told()
+        self.news.set()
+        self._daemon.condition.renewal = "" if self.state is Old.SERVING else renewal.told
+        if self.state is Old.SERVING:
+            log.error("not renewed, serving on: %s", renewal.told)
+        else:
+            log.info("renewal %s: %s", self.state, renewal.told)
+        if self.state is Old.SERVING:
+            self._on_over()
+
+    def _begin(self, descriptor: int) -> subprocess.Popen[bytes]:
+        """Start the new daemon as this one was started, whatever is installed there now."""
+        environment = {**self._daemon.started_with, wire.VARIABLE: str(descriptor)}
+        return subprocess.Popen(  # noqa: S603  our own command
+            [sys.executable, *sys.orig_argv[1:]], pass_fds=(descriptor,), env=environment, stdin=subprocess.DEVNULL
+        )
+
+    def _heard(self, message: wire.Message, _descriptors: list[int]) -> None:
+        match message:
+            case wire.Wants():
+                if self.state is Old.CLOSED:
+                    self._reason = "its workers need more devices than can be given"
+                self.happen(Event.WANTS)
+            case wire.Serves():
+                self.happen(Event.SERVES)
+            case wire.Failed(reason):
+                self._reason = reason
+            case wire.Stops():
+                self._daemon.end()
+
+    def _ended(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.happen(Event.OTHER_ENDED)
+        self._work[Command.CALL_OFF] = asyncio.create_task(asyncio.to_thread(self._reap), name="renewal: reap")
+
+    def _reap(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_AFTER_S)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _do(self, command: Command) -> Coroutine[Any, Any, None] | None:
+        daemon = self._daemon
+        match command:
+            case Command.LEND:
+                return self._lend()
+            case Command.LEND_ALL:
+                return self._lend_all()
+            case Command.AWAIT_STREAMS:
+                return self._await_streams()
+            case Command.LEAVE:
+                return self._leave()
+            case Command.SAY_YOURS:
+                return self._say_yours()
+            case Command.CLOSE:
+                daemon.entrance.close()
+                if self.state is Old.CLOSED:
+                    daemon.admission.begin_drain()
+            case Command.OPEN:
+                return self._open()
+            case Command.TAKE_BACK:
+                return self._loans.take_back(self._loan)
+            case Command.CALL_OFF:
+                self._channel.say(wire.CalledOff())
+                self._channel.close()
+                return asyncio.to_thread(self._reap)
+            case Command.END:
+                daemon.end()
+        return None
+
+    async def _lend(self) -> None:
+        while True:
+            try:
+                drains = self._loans.give(self._loan)
+                break
+            except (NothingToLend, NeverLent):
+                if self.state is Old.GIVING:
+                    self.happen(Event.NONE_TO_SPARE)
+                    return
+                await asyncio.sleep(LOOK_S)
+        await all_answered(drains)
+        self._give({drain.worker for drain in drains})
+
+    async def _lend_all(self) -> None:
+        drains = self._loans.give(self._loan, everything=True)
+        await all_answered(drains)
+        self._give({drain.worker for drain in drains})
+
+    def _give(self, workers: set[Any]) -> None:
+        places = self._daemon.models[0].parts.fleet.places
+        self._channel.say(wire.Given(tuple(device for worker in workers for device in places[worker].slot.devices)))
+
+    async def _await_streams(self) -> None:
+        """Wait for the end of all calls: with another device at work for the new daemon, for as long as they take."""
+        admission = self._daemon.admission
+        limit_s = self._daemon.settings.config.server.drain_s
+        if self.state is Old.CLOSED and not await admission.wait_idle(limit_s):
+            log.warning("renewal: ending %d calls that have not ended in time", admission.abort())
+            await admission.wait_idle(None)
+        while not await admission.wait_idle(LOOK_S):
+            self._channel.say(wire.Left(admission.in_flight))
+        self.happen(Event.STREAMS_ENDED)
+
+    async def _leave(self) -> None:
+        try:
+            await self._daemon.leave()
+        except NotLeft as error:
+            self._reason = str(error)
+            self.happen(Event.NOT_LEFT)
+        else:
+            self.happen(Event.LEFT)
+
+    async def _say_yours(self) -> None:
+        """Give away the idle connections, and be the service manager's main process no more."""
+        daemon = self._daemon
+        daemon.control.is_given_away = True
+        await daemon.speak_for_service(False)
+        for _ in range(MAIN_PID_TRIES):  # lost, it would end both daemons with this one
+            if not daemon.notifier.has_manager or daemon.notifier.send(MAINPID=str(self.pid)):
+                break
+            await asyncio.sleep(LOOK_S)
+        await daemon.answering.rest()
+        idle = daemon.entrance.give_away()
+        for start in range(0, max(1, len(idle)), wire.MAX_DESCRIPTORS):
+            part = idle[start : start + wire.MAX_DESCRIPTORS]
+            self._channel.say(wire.Yours(), [one.fileno() for one in part])
+        for one in idle:
+            one.close()
+
+    async def _open(self) -> None:
+        """Serve as if nothing had been asked."""
+        daemon = self._daemon
+        daemon.admission.reopen()
+        daemon.entrance.open()
+        if daemon.control.is_given_away:
+            daemon.control.is_given_away = False
+            await daemon.answering.listen()
+            await daemon.speak_for_service(True)
+
+    def close(self) -> None:
+        """Say the last word, as this daemon ends."""
+        for task in self._work.values():
+            task.cancel()
+        drains = self._daemon.models[0].parts.driver.drains.by_worker.values()
+        places = self._daemon.models[0].parts.fleet.places
+        kept = [one.worker for one in drains if one.loan is None and one.state is DrainState.DRAINED]
+        self._channel.say(wire.Gone(tuple(device for worker in kept for device in places[worker].slot.devices)))
+        self._channel.close()

@@ -1,0 +1,46 @@
+"""What is left of the first daemon where no service manager can be told of the next: a process of a few megabytes.
+
+Owns that a terminal, a container or a supervisor sees one process for as long as any daemon serves: it passes signals
+on, and ends as the last one does.  Run by itself, with the standard library alone.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+SI_KERNEL = 0x80
+"""What sent the signal: the terminal, to the daemon as well."""
+
+
+def main() -> int:
+    """Wait for all children; return the last one's exit code.  A daemon's own successor becomes a child, too."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
+    code = 0
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        came = signal.sigtimedwait(PASSED_ON | {signal.SIGCHLD}, 1.0)  # a child may have ended before
+        if came is not None and came.si_signo in PASSED_ON and came.si_code != SI_KERNEL:
+            for child in children:
+                os.kill(int(child), came.si_signo)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def become_stand_in() -> None:
+    """Replace this process, which has served, by its stand-in."""
+    os.execv(sys.executable, [sys.executable, "-I", "-S", __file__])  # noqa: S606
+
+
+if __name__ == "__main__":
+    sys.exit(main())

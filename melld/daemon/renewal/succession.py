@@ -1,0 +1,158 @@
+"""This daemon between the one before it and the one after it: what it takes over, what it leaves, and to whom.
+
+Owns the file that it leaves, also at an ordinary end, and what a renewal needs of the daemon.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from melld.api.admission import Admission
+from melld.api.connections.entrance import Entrance
+from melld.api.stored_responses import StoredResponses
+from melld.config import Config
+from melld.control.runtime_directory import ControlSocket, open_control_socket, runtime_directory
+from melld.control.server import ControlServer
+from melld.daemon.boundaries import state_directory
+from melld.daemon.model import ServedModel
+from melld.daemon.renewal.legacy import Legacy, NotLeft, leave, take
+from melld.daemon.renewal.new import NewSide
+from melld.daemon.renewal.renewals import Renewals
+from melld.daemon.settings import Settings
+from melld.daemon.systemd import Notifier, Supervision
+from melld.daemon.watch import Condition
+from melld.errors import ConfigError
+
+log = logging.getLogger("melld.renewal")
+
+OWN_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_PID")
+"""For this process alone."""
+
+
+class Succession:
+    """The daemon's predecessor, if it has one, and its successors.  `end` ends it as a signal does."""
+
+    settings: Settings
+    models: Sequence[ServedModel]
+    control: ControlSocket
+    answering: ControlServer
+    admission: Admission
+    entrance: Entrance
+    stored: StoredResponses
+
+    def __init__(self, config: Config, condition: Condition, end: Callable[[], None]) -> None:
+        self.condition = condition
+        self.end = end
+        self.before = NewSide.found(os.environ)
+        self.started_with: Mapping[str, str] = {k: v for k, v in os.environ.items() if k not in OWN_VARIABLES}
+        self.renewals = Renewals(self)
+        self.has_stand_in = self.before is not None and self.before.inherited.has_stand_in
+        self._config = config
+        self._directory = runtime_directory(config.server.runtime_directory, os.environ)
+        self._file_in = state_directory(os.environ, self._directory)
+
+    def open(self, reload: Callable[[], Config], supervision: Supervision) -> Settings:
+        """Open the settings, with the predecessor's sockets if it listens where this daemon is to."""
+        listeners, before = None, self.before
+        if before is not None:
+            server = self._config.server
+            if before.inherited.is_adopted or (server.host, server.port) == (
+                before.inherited.host,
+                before.inherited.port,
+            ):
+                listeners = before.listeners
+            else:  # nobody is to wait at the other address once the other daemon has ended
+                for listener in before.listeners:
+                    listener.close()
+        self.settings = Settings(
+            self._config, reload, supervision, listeners, is_adopted=before is not None and before.inherited.is_adopted
+        )
+        self.stored = StoredResponses(lambda: self.settings.config.server, lambda: self.settings.keys.owners())  # noqa: PLW0108  they change
+        return self.settings
+
+    def open_control(self) -> ControlSocket:
+        """Open the control socket, or share the predecessor's."""
+        shared = None if self.before is None else self.before.control_socket(self._directory)
+        self.control = shared or open_control_socket(self._directory)
+        return self.control
+
+    def begin(self, models: Sequence[ServedModel], notifier: Notifier, feed: Callable[[bool], Any]) -> None:
+        """Take the daemon's parts; hold the workers back until the predecessor gives their devices.
+
+        Raises:
+            ConfigError: this daemon cannot take over from another.
+        """
+        self.models, self.notifier, self.speak_for_service = models, notifier, feed
+        if self.before is not None:
+            if (reason := self._why_never_renewed()) is not None:
+                raise ConfigError("renewal", reason)
+            self.before.begin(models[0], self.condition, self.end, self.inherit)
+
+    def why_not_renewed(self) -> str | None:
+        """Say why another cannot take over from this daemon now; None if one can."""
+        if self.before is not None and not self.before.is_alone:
+            return f"pid {self.before.inherited.pid}, which this daemon has taken over from, still ends its calls"
+        return self._why_never_renewed()
+
+    def _why_never_renewed(self) -> str | None:
+        """Say why devices cannot be given one by one; None if they can."""
+        if self._config.cluster.address is not None:
+            return "a cluster's devices are Ray's to give, so its daemon is restarted, not renewed"
+        if len(self.models) > 1:
+            return "several models share the devices, so their daemon is restarted, not renewed"
+        return None
+
+    def prepared(self) -> None:
+        """Ask the daemon before this one for a device: all that can fail without one has been tried."""
+        if self.before is not None:
+            self.before.prepared()
+
+    async def take_over(self) -> None:
+        """Return when this daemon is to take requests; read what the one before it has left."""
+        if self.before is not None:
+            await self.before.take_over()
+        else:
+            self.inherit()
+
+    async def serves(self, admission: Admission, entrance: Entrance) -> None:
+        """Take the operator's commands, too, and the predecessor's idle connections."""
+        self.admission, self.entrance = admission, entrance
+        if self.before is not None:
+            self.before.joined(entrance.join)
+            self.control.is_given_away = False
+            await self.answering.listen()
+            await self.speak_for_service(True)
+
+    def inherit(self) -> None:
+        """Take what an earlier daemon has left."""
+        legacy = take(self._file_in)
+        self.stored.take(legacy.responses)
+        self.models[0].parts.stories.keep(legacy.stories)
+        if self.before is not None and self.before.is_alone:
+            self.stored.maker_ended()
+
+    async def leave(self) -> None:
+        """Leave what is to outlive this daemon.
+
+        Raises:
+            NotLeft: it cannot be written.
+        """
+        stories = [story for model in self.models for story in model.parts.stories.ended()]
+        await asyncio.to_thread(leave, self._file_in, Legacy(self.stored.left(), stories))
+
+    async def ending(self) -> None:
+        """End in good order: the daemon before this one, too, if it is still there; and leave what is to stay."""
+        if self.before is not None:
+            self.before.stopping()
+            await self.before.wait_other_ended()
+        try:
+            await self.leave()
+        except NotLeft as error:
+            log.warning("%s", error)
+
+    @property
+    def needs_stand_in(self) -> bool:
+        """Return whether another daemon serves on, and nobody who waits for this one's end knows."""
+        return self.renewals.is_handed_over and not (self.has_stand_in or self.notifier.has_manager)
