@@ -61,6 +61,11 @@ class LocalChild(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(buffers)
 
+    def hold(self, holds: bool) -> None:
+        """See `Child.hold`."""
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.pause_reading if holds else self._transport.resume_reading)()
+
     def kill(self) -> None:
         """See `Child.kill`."""
         self._fate.about_to_kill(self._birth.pid)
