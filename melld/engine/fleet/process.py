@@ -138,7 +138,8 @@ class WorkerProcess:
 
     def received(self, data: bytes) -> None:
         """Take the next bytes, to be read in the intake's turns; if earlier ones are unread, let no more come."""
-        self._child.hold(bool(self._unread))
+        if self._unread:
+            self._child.hold(True)
         self._unread.append(self._decoder.feed(data))
         self._intake.came(self)
 
@@ -162,8 +163,13 @@ class WorkerProcess:
         """Tell of the end; what the worker itself said of its failure says more than how it ended."""
         if self._ended.is_set():  # it did end, long after it was killed
             return
-        while self.read_on():
-            pass
+        try:
+            while self.read_on():
+                pass
+        finally:
+            self._tell_end(reason, from_outside)
+
+    def _tell_end(self, reason: str, from_outside: bool) -> None:
         self._ended.set()
         if self._unkillable is not None:
             self._unkillable.cancel()
