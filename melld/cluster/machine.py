@@ -147,6 +147,9 @@ class RemoteChild:
             for piece in say.pieces(buffers):
                 self._link.send(say.Bytes(self._number), piece)
 
+    def hold(self, holds: bool) -> None:
+        """See `Child.hold`: nothing is held, as all workers of its machine share the link."""
+
     def kill(self) -> None:
         """See `Child.kill`.  Drop the machine if it does not confirm: then the machine itself hangs."""
         if self._has_exited or self._killing is not None:

@@ -6,11 +6,12 @@ from tests.api.http_client import chat, request
 from tests.serve.daemon_process import DaemonProcess
 
 BREAKS = """
-import asyncio, sys
+import sys
 from melld.cli import main
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.step_outputs import StepOutputs
 
-class Outputs(asyncio.Queue):
+class Outputs(StepOutputs):
     async def get(self):
         if not hasattr(self, "broken"):
             self.broken = await super().get()

@@ -26,7 +26,9 @@ from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestNotTaken
 from melld.engine.fleet.requests import Requests
+from melld.engine.fleet.step_outputs import StepOutputs
 from melld.engine.fleet.supervisor import Supervisor
+from melld.engine.host.intake import Intake
 from melld.engine.host.ports import Host
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
@@ -57,7 +59,9 @@ class Fleet:
         is_prefix_aware: bool = False,
         owner: WorkerOwner | None = None,
     ) -> None:
-        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), owner)
+        intake = Intake()
+        self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
+        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), owner, intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep
@@ -68,7 +72,6 @@ class Fleet:
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
         self.last_ready: wire.WorkerReady | None = None
         """What the worker that was ready last has said of its engine; it may have ended since."""
-        self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
         self.lending = Lending(self.send, owner)
@@ -261,7 +264,9 @@ class Fleet:
         for request in reported.finished:
             self._requests.finish(request)
         if outputs is not None:
-            self.outputs.put_nowait(outputs)
+            if reported.gaps_s:
+                self.outputs.seal()
+            self.outputs.put_step(worker, outputs)
 
     def _rejected(self, worker: WorkerId, rejected: wire.RequestRejected) -> None:
         """Fail the request, unless it has left the worker since that placement and goes on elsewhere."""

@@ -19,6 +19,9 @@ class Codec(Protocol):
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
         """Decode that worker's `EngineCoreOutputs`."""
 
+    def join_outputs(self, waiting: Any, outputs: Any) -> bool:
+        """Move the later outputs of a worker into those that wait; return False, with nothing done, if it cannot be."""
+
 
 class MoveKeeper(Protocol):
     """Runs the migrations and hears what concerns them."""

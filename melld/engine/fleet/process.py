@@ -6,11 +6,13 @@ Owns one process on its host.  Does not interpret messages, and keeps no lifecyc
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from melld.engine.host.intake import Intake
 from melld.engine.host.ports import Host
 from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire import messages as wire
@@ -45,6 +47,7 @@ class WorkerProcess:
         host: Host,
         on_message: Callable[[Any, list[bytes]], None],
         on_end: Callable[[WorkerEnded], None],
+        intake: Intake,
     ) -> None:
         """Have the process started, and return at once; `WorkerReady` or `WorkerEnded` follows.
 
@@ -62,6 +65,9 @@ class WorkerProcess:
         self.began_s = 0.0
         """When it was forked or last woken, by the loop's clock."""
         self._decoder = FrameDecoder(wire.ToDaemon)
+        self._unread: deque[Iterator[tuple[Any, list[bytes]]]] = deque()
+        """The frames of each piece that has come."""
+        self._intake = intake
         self._on_message = on_message
         self._on_end = on_end
         self._failure: wire.WorkerFailed | None = None
@@ -131,9 +137,21 @@ class WorkerProcess:
         self.began_s = asyncio.get_running_loop().time()
 
     def received(self, data: bytes) -> None:
-        """Hand on the frames that these bytes complete."""
-        for message, payload in self._decoder.feed(data):
-            self._heard(message, payload)
+        """Take the next bytes, to be read in the intake's turns; if earlier ones are unread, let no more come."""
+        if self._unread:
+            self._child.hold(True)
+        self._unread.append(self._decoder.feed(data))
+        self._intake.came(self)
+
+    def read_on(self) -> bool:
+        """Handle the next frame; return False if none is complete."""
+        while self._unread:
+            if (frame := next(self._unread[0], None)) is not None:
+                self._heard(*frame)
+                return True
+            self._unread.popleft()
+        self._child.hold(False)
+        return False
 
     def printed(self, line: str) -> None:
         """Log the line, and keep the progress that it shows."""
@@ -145,6 +163,13 @@ class WorkerProcess:
         """Tell of the end; what the worker itself said of its failure says more than how it ended."""
         if self._ended.is_set():  # it did end, long after it was killed
             return
+        try:
+            while self.read_on():
+                pass
+        finally:
+            self._tell_end(reason, from_outside)
+
+    def _tell_end(self, reason: str, from_outside: bool) -> None:
         self._ended.set()
         if self._unkillable is not None:
             self._unkillable.cancel()

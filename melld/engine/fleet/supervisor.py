@@ -23,6 +23,7 @@ from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.ports import WorkerListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.fleet.restarts import Restarts
+from melld.engine.host.intake import Intake
 from melld.engine.host.ports import Host
 from melld.engine.wire import messages as wire
 from melld.ids import WorkerId
@@ -44,6 +45,7 @@ class Supervisor:
         listener: WorkerListener,
         health: HealthConfig,
         owner: WorkerOwner | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self.places: dict[WorkerId, Place] = {}
         self._hosts: dict[WorkerId, Host] = {}
@@ -57,6 +59,7 @@ class Supervisor:
         self._hung = HungWorkers(self.places.values(), health)
         self.dozing = Dozing(listener, self.stop_worker)
         self.restarts = Restarts(self._spawn, self._own, listener, health.steady_after_s)
+        self._intake = intake or Intake()
         self.add(slots, host)
 
     async def start(self, on_ready: Callable[[Place], None] = lambda _: None) -> None:
@@ -226,12 +229,8 @@ class Supervisor:
             return  # no longer wanted, or started meanwhile
         place.unanswered = 0
         try:
-            place.process = WorkerProcess(
-                place.slot.spec,
-                self._hosts[place.slot.worker],
-                lambda message, payload: self._said(place, message, payload),
-                lambda ended: self._ended(place, ended),
-            )
+            host, hear = self._hosts[place.slot.worker], (partial(self._said, place), partial(self._ended, place))
+            place.process = WorkerProcess(place.slot.spec, host, *hear, self._intake)
         except OSError as error:  # out of file descriptors or memory: that may pass
             reason = f"no process could be started: {error}"
             self._ended(place, WorkerEnded(place.slot.worker, reason, expected=False))

@@ -20,7 +20,7 @@ from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
 
-LONGEST_TURN_S = 0.005
+LONGEST_TURN_S = 0.002
 """After so long with outputs alone, the event loop turns."""
 
 

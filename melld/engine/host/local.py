@@ -22,6 +22,9 @@ from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import READ_BYTES, Buffer
 from melld.engine.wire.spec import WorkerSpec
 
+UNREAD_BYTES = 32 << 10
+"""What the kernel takes of a worker's wire before it is read: what a worker says waits behind it."""
+
 
 class LocalHost:
     """This machine.  To be used on the event loop's thread, which must be the main one: see `TemplateProcess`."""
@@ -47,6 +50,7 @@ class LocalChild(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         lent = spec.arena.files if spec.arena is not None else ()
         self._wire, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
         with theirs:
             write_end = self._lines.open()
             try:
@@ -60,6 +64,11 @@ class LocalChild(asyncio.Protocol):
         """See `Child.write`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(buffers)
+
+    def hold(self, holds: bool) -> None:
+        """See `Child.hold`."""
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.pause_reading if holds else self._transport.resume_reading)()
 
     def kill(self) -> None:
         """See `Child.kill`."""

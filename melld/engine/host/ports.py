@@ -33,6 +33,9 @@ class Child(Protocol):
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Write to its wire; drop what is written once it is gone."""
 
+    def hold(self, holds: bool) -> None:
+        """Let no more of its wire come while `holds`, if its host can."""
+
     def kill(self) -> None:
         """Kill it, even if it is stopped or is not there yet; `Ear.exited` follows."""
 

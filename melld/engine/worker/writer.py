@@ -19,6 +19,8 @@ from melld.engine.worker.start import vital
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
 
+REPORTS_AHEAD = 8
+"""Reports that may wait for the wire, which is full when the daemon is behind: then the engine waits."""
 LAST_WORDS_S = 5.0
 """Longest wait of `finish` for the wire."""
 
@@ -39,6 +41,7 @@ class Writer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._outbox: queue.SimpleQueue[tuple[msgspec.Struct, Any] | threading.Event | None] = queue.SimpleQueue()
+        self._ahead = threading.Semaphore(REPORTS_AHEAD)
         self._thread = threading.Thread(target=vital(self._write), name="writer", daemon=True)
 
     def say(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
@@ -53,7 +56,8 @@ class Writer:
         written.wait()
 
     def report(self, done: wire.StepDone, outputs: "EngineCoreOutputs | None") -> None:
-        """Put a step's report and outputs into the outbox."""
+        """Put a step's report and outputs into the outbox; wait while too many are there."""
+        self._ahead.acquire()
         self._outbox.put((done, () if outputs is None else outputs))
 
     def start(self) -> None:
@@ -76,3 +80,5 @@ class Writer:
             message, payload = item
             buffers = payload if isinstance(payload, tuple) else encoder.encode(payload)
             write_frame(self._connection, message, buffers)
+            if isinstance(message, wire.StepDone):
+                self._ahead.release()

@@ -73,6 +73,9 @@ class PlainCodec:
     def encode_request(self, core_request: Asked) -> bytes:
         return msgspec.msgpack.encode(core_request)
 
+    def join_outputs(self, waiting: Outputs, outputs: Outputs) -> bool:
+        return False
+
     def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Outputs:
         return msgspec.msgpack.decode(buffers[0], type=Outputs)
 

@@ -48,6 +48,9 @@ class VirtualCodec:
     def encode_request(self, core_request: Any) -> bytes:
         return msgspec.msgpack.encode(core_request.words)
 
+    def join_outputs(self, _waiting: Any, _outputs: Any) -> bool:
+        return False
+
     def decode_outputs(self, buffers: Any, _engine_index: int) -> Any:
         outputs = [
             SimpleNamespace(request_id=request, new_token_ids=tokens, finish_reason=finish)
@@ -339,6 +342,9 @@ class VirtualChild:
     def kill(self) -> None:
         if not self._worker.unkillable:
             asyncio.get_running_loop().call_soon(self._worker.die)
+
+    def hold(self, holds: bool) -> None:
+        pass
 
     def look(self, reach: Reach) -> Standstill:
         self._idle_looks = self._idle_looks + 1 if self._worker.hung and not self._worker.computes else 0

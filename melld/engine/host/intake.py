@@ -1,0 +1,84 @@
+"""Reads workers' messages in turns, a bounded time in each turn of the event loop.
+
+Owns whose messages wait.  A paused worker is not read: its wire fills, and then the worker waits itself.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Protocol
+
+from melld.engine.wire.spec import WorkerSpec
+
+log = logging.getLogger("melld.worker")
+SLICE_S = 0.002
+"""Of each turn of the event loop, for the messages of all workers."""
+
+
+class Wire(Protocol):
+    """A worker's wire."""
+
+    spec: WorkerSpec
+
+    def read_on(self) -> bool:
+        """Handle the next message; return False if none has come."""
+
+    def kill(self, why: str) -> None:
+        """End the worker."""
+
+
+class Intake:
+    """The turns of one fleet's wires, which go round."""
+
+    def __init__(self) -> None:
+        self._paused: set[str] = set()
+        self._waiting: dict[Wire, None] = {}
+        self._is_planned = False
+        self._until_s: float | None = None
+        """When this turn's slice ends; None before it has begun."""
+
+    def came(self, wire: Wire) -> None:
+        """Read a wire on which something has come: now, if this turn's slice allows it."""
+        self._waiting.setdefault(wire)
+        if not self._is_planned:
+            self._turn()
+
+    def pause(self, worker: str) -> None:
+        """Read nothing more of this worker until `resume`."""
+        self._paused.add(worker)
+
+    def resume(self, worker: str) -> None:
+        """Read this worker again."""
+        self._paused.discard(worker)
+        self._plan()
+
+    def _plan(self) -> None:
+        if self._waiting and not self._is_planned:
+            self._is_planned = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turned(self) -> None:
+        self._until_s = None
+
+    def _turn(self) -> None:
+        self._is_planned = False
+        if self._until_s is None:
+            self._until_s = time.monotonic() + SLICE_S
+            asyncio.get_running_loop().call_soon(self._turned)
+        ready = deque(wire for wire in self._waiting if wire.spec.worker not in self._paused)
+        while ready and time.monotonic() < self._until_s:
+            wire = ready.popleft()
+            del self._waiting[wire]
+            try:
+                is_more = wire.read_on()
+            except Exception:  # the boundary of one message: the others are read, and what it said is lost
+                log.exception("a worker's message could not be handled")
+                wire.kill("its message could not be handled")
+                continue
+            if is_more:
+                self._waiting[wire] = None  # behind the others
+                if wire.spec.worker not in self._paused:
+                    ready.append(wire)
+        if ready:
+            self._plan()

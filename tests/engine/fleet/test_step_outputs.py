@@ -1,0 +1,86 @@
+"""Outputs that wait for the front end."""
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+from melld.engine.fleet.step_outputs import MOST_STEPS, StepOutputs
+from melld.engine.frontend.codec import EngineCodec
+from melld.ids import WorkerId
+
+W0, W1 = WorkerId("w0"), WorkerId("w1")
+
+
+def step(*outputs: EngineCoreOutput) -> EngineCoreOutputs:
+    """The outputs of one step."""
+    return EngineCoreOutputs(outputs=list(outputs))
+
+
+def token(request: str, number: int, end: FinishReason | None = None, events: list[object] | None = None) -> object:
+    """A request's next token."""
+    return EngineCoreOutput(request, [number], finish_reason=end, events=events)
+
+
+def taken(queue: StepOutputs) -> list[tuple[str, list[int], bool]]:
+    """Everything that waits, in the order in which the front end gets it."""
+    found = []
+    while not queue.empty():
+        found += [(one.request_id, one.new_token_ids, one.finished) for one in queue.get_nowait().outputs]
+    return found
+
+
+def make() -> tuple[StepOutputs, list[str]]:
+    """A queue, and what it says to whoever reads the workers."""
+    said: list[str] = []
+    pause, resume = (lambda worker: said.append(f"pause {worker}")), (lambda worker: said.append(f"go {worker}"))
+    return StepOutputs(EngineCodec().join_outputs, pause, resume), said
+
+
+def test_tokens_that_wait_become_one_output() -> None:
+    """A daemon that is behind catches up: several tokens of a request cost it little more than one."""
+    queue, _ = make()
+    queue.put_step(W0, step(token("a", 1), token("b", 2)))
+    queue.put_step(W1, step(token("c", 3)))
+    queue.put_step(W0, step(token("a", 4, FinishReason.LENGTH), token("d", 5)))
+    assert taken(queue) == [("a", [1, 4], True), ("b", [2], False), ("d", [5], False), ("c", [3], False)]
+
+
+def test_an_output_that_says_more_stands_by_itself() -> None:
+    """Nothing that it says is lost, and its order stays."""
+    queue, _ = make()
+    queue.put_step(W0, step(token("a", 1)))
+    queue.put_step(W0, step(token("a", 2, events=[])))
+    queue.put_step(W0, step(token("a", 3)))
+    assert taken(queue) == [("a", [1], False), ("a", [2, 3], False)]
+
+
+def test_the_next_worker_comes_after_the_last() -> None:
+    """A request that has moved has its tokens in order, although its new worker's outputs wait further ahead."""
+    queue, _ = make()
+    queue.put_step(W1, step(token("b", 1)))
+    queue.put_step(W0, step(token("a", 2)))
+    queue.seal()
+    queue.put_step(W1, step(token("a", 3), token("b", 4)))
+    assert taken(queue) == [("b", [1], False), ("a", [2], False), ("a", [3], False), ("b", [4], False)]
+
+
+def test_a_worker_that_is_far_ahead_waits() -> None:
+    """What a daemon keeps of fast workers does not grow without bound."""
+    queue, said = make()
+    for number in range(MOST_STEPS):
+        assert said == []
+        queue.put_step(W0, step(token("a", number)))
+    assert said == ["pause w0"]
+    assert taken(queue) == [("a", list(range(MOST_STEPS)), False)]
+    assert said[-1] == "go w0"
+
+
+def test_the_statistics_of_every_step_are_passed_on() -> None:
+    """They are counters, too: those of a step that has joined another are not lost."""
+    queue, _ = make()
+    queue.put_step(W0, step(token("a", 1)))
+    joined = step(token("a", 2))
+    joined.scheduler_stats = object()
+    queue.put_step(W0, joined)
+    assert [(len(one.outputs), one.scheduler_stats) for one in (queue.get_nowait(), queue.get_nowait())] == [
+        (1, None),
+        (0, joined.scheduler_stats),
+    ]
