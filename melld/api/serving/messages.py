@@ -35,7 +35,7 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
         Raises:
             Refusal: 400, nothing can go on from the last message.
         """
-        chat = super().to_chat_completion_request(anthropic_request, **arguments)
+        chat: ChatCompletionRequest = super().to_chat_completion_request(anthropic_request, **arguments)
         chat.__class__ = ChatCompletionRequest
         if anthropic_request.thinking is not None:
             chat.thinking = anthropic_request.thinking.model_dump()
