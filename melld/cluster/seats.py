@@ -91,6 +91,11 @@ class SeatedChild:
         if self._child is not None:
             self._child.write(buffers)
 
+    def hold(self, holds: bool) -> None:
+        """See `Child.hold`."""
+        if self._child is not None:
+            self._child.hold(holds)
+
     def kill(self) -> None:
         """See `Child.kill`."""
         if self._child is not None:
