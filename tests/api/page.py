@@ -10,13 +10,17 @@ from aiohttp import web
 
 from melld.api.overview import overview_headers, overview_html
 from melld.control.status import DaemonStatus
+from tests.api.browser import Tab
 
 MODELS = [{"id": "embedder", "capabilities": ["embed"]}, {"id": "chatter", "capabilities": ["completion"]}]
 
 
 @contextlib.asynccontextmanager
-async def served(status: DaemonStatus, events: Sequence[dict[str, Any]] = ()) -> AsyncIterator[str]:
-    """The page's URL, over this status; a chat there is answered with these events."""
+async def served(tab: Tab, status: DaemonStatus, events: Sequence[dict[str, Any]] = ()) -> AsyncIterator[str]:
+    """The page's URL, over this status; a chat there is answered with these events.
+
+    The tab leaves it before its server ends, of which it would complain.
+    """
 
     async def page(_request: web.Request) -> web.Response:
         return web.Response(body=overview_html(), headers=overview_headers())
@@ -42,5 +46,6 @@ async def served(status: DaemonStatus, events: Sequence[dict[str, Any]] = ()) ->
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         yield str(runner.addresses[0][1]).join(("http://127.0.0.1:", "/"))
+        await tab.open("about:blank")
     finally:
         await runner.cleanup()

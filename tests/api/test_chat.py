@@ -65,7 +65,7 @@ async def test_a_daemon_with_keys_is_asked_with_the_key(strict: DaemonProcess, t
 async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> None:
     """Whatever a model writes is shown as it is; what it thought can be unfolded, and is not sent back."""
     events = [chunk(0, role="assistant", content=""), chunk(1, **{field: HOSTILE}), chunk(2, content=HOSTILE)]
-    async with served(STATUS, events) as url:
+    async with served(tab, STATUS, events) as url:
         await tab.open(url)
         await say(tab, HOSTILE)
         await tab.wait_until(IS_DONE)
@@ -80,7 +80,7 @@ async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> 
 @pytest.mark.parametrize("width", [390, 1400])
 async def test_a_chat_fits_a_telephone_and_a_desk(tab: Tab, width: int) -> None:
     """Nothing has to be scrolled sideways, and nobody else is asked for anything."""
-    async with served(STATUS, [chunk(1, content=300 * "long")]) as url:
+    async with served(tab, STATUS, [chunk(1, content=300 * "long")]) as url:
         await tab.screenshot(width, 844)
         await tab.open(url)
         await say(tab, 100 * "long")
@@ -93,7 +93,7 @@ async def test_a_chat_fits_a_telephone_and_a_desk(tab: Tab, width: int) -> None:
 
 async def test_an_error_is_shown_and_the_message_kept(tab: Tab) -> None:
     """Nothing that was typed is lost: once the cause is mended, Enter sends it again."""
-    async with served(STATUS, [{"error": {"message": HOSTILE}}]) as url:
+    async with served(tab, STATUS, [{"error": {"message": HOSTILE}}]) as url:
         await tab.open(url)
         await say(tab, "Hello")
         await tab.wait_until(IS_DONE)
@@ -103,7 +103,7 @@ async def test_an_error_is_shown_and_the_message_kept(tab: Tab) -> None:
 
 async def test_shift_and_enter_break_the_line(tab: Tab) -> None:
     """A message may have several lines; a new chat forgets all of it."""
-    async with served(STATUS, [chunk(1, content="Yes.")]) as url:
+    async with served(tab, STATUS, [chunk(1, content="Yes.")]) as url:
         await tab.open(url)
         await tab.wait_until(IS_OFFERED)
         await tab.evaluate("at('chat-text').focus()")

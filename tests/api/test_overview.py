@@ -133,7 +133,7 @@ async def test_text_from_clients_stays_text(tab: Tab) -> None:
         requests=requests,
         served=models,
     )
-    async with served(status) as url:
+    async with served(tab, status) as url:
         await tab.open(url)
         await tab.wait_until("document.querySelectorAll('.worker').length === 3")
         assert await tab.evaluate("document.title") == f"melld: {HOSTILE}"
@@ -146,7 +146,7 @@ async def test_requests_are_coloured_by_the_schedulers_classes(tab: Tab) -> None
     capacity_bytes = 1_000_003
     sizes = [capacity_bytes // part + more for part in (8, 4, 3, 2, 1) for more in (-1, 0, 1)]
     limits = Limits.of(capacity_bytes)
-    async with served(STATUS) as url:
+    async with served(tab, STATUS) as url:
         await tab.open(url)
         await tab.wait_until("document.querySelectorAll('.worker').length === 3")
         shown = await tab.evaluate(f"{sizes}.map((bytes) => classOf({{kv_bytes: bytes}}, {capacity_bytes}))")
@@ -156,7 +156,7 @@ async def test_requests_are_coloured_by_the_schedulers_classes(tab: Tab) -> None
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_the_page_follows_the_readers_colours(tab: Tab, dark: bool) -> None:
     """Light by day, dark by night, by the browser's own setting."""
-    async with served(STATUS) as url:
+    async with served(tab, STATUS) as url:
         await tab.open(url)
         await tab.wait_until("document.querySelectorAll('.worker').length === 3")
         picture = await tab.screenshot(1100, 900, dark=dark)
