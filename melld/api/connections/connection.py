@@ -175,8 +175,13 @@ class Connection(web.RequestHandler):
 
     def hold(self) -> None:
         """Read nothing further: now, if no request is under way; else close the connection behind its answer."""
-        is_waiting = self._waiter is not None and not self._messages and self.transport is not None
-        if not is_waiting or (self._head_timer is not None and self._is_held is False) or self._watch is not None:
+        is_waiting = self._waiter is not None and not self._messages
+        if (
+            self.transport is None
+            or not is_waiting
+            or (self._head_timer is not None and self._is_held is False)
+            or self._watch is not None
+        ):
             if (request := self._current_request) is not None:
                 request._message = request._message._replace(should_close=True)  # noqa: SLF001  said in its head
             if not is_waiting:
@@ -185,7 +190,7 @@ class Connection(web.RequestHandler):
         self._disarm()
         self.keep_alive(True)  # by the way, it stops the timer that would close it
         self._is_held = True
-        self.pause_reading()
+        self.transport.pause_reading()  # the protocol's own way wants a body that is being read
 
     def read_on(self) -> None:
         """Read again after `hold`."""
@@ -193,7 +198,7 @@ class Connection(web.RequestHandler):
             self._is_held = False if self._requests_seen else None
             if not self._requests_seen:
                 self._arm()
-            self.resume_reading()
+            self.transport.resume_reading()
 
     def give_away(self) -> socket.socket | None:
         """Return the socket of a held connection, and forget it without a word to the client."""
