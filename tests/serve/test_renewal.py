@@ -22,6 +22,7 @@ from tests.migrate.live import Answer, Operator, Stream
 from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.manager import manager_at
+from tests.serve.test_serve import is_gone
 from tests.worker_faults import slowed
 
 TOKENS = 150
@@ -41,7 +42,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def end(pid: int) -> None:
     """End a daemon that is nobody's child here."""
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+    wait_until(lambda: is_gone(pid))
 
 
 class Pair:
