@@ -1,13 +1,11 @@
 """Takes the picture of the page at `/` that the README shows: a real daemon under load, in headless Chromium.
 
-    PYTHONPATH=. python benchmarks/overview_picture.py docs/overview.png docs/overview-dark.png docs/lent.png
+    PYTHONPATH=. python benchmarks/overview_picture.py docs/overview.png docs/overview-dark.png
 
-Four workers on the CPU under mell-plus, one of them at rest; long and short prompts, so that size classes differ.  The
-third picture is taken while `melld run` has a device.
+Four workers on the CPU under mell-plus, one of them at rest; long and short prompts, so that size classes differ.
 """
 
 import asyncio
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +26,6 @@ WORTH_IT = (
     "document.querySelector('.bar .part.leaving') && document.querySelectorAll('.bar .part').length > 8"
     " && document.querySelector('.worker.resting')"
 )
-LENT = "document.querySelector('.worker.resting')?.textContent.includes('lent to')"
 
 
 async def main() -> list[bytes]:
@@ -46,20 +43,6 @@ async def main() -> list[bytes]:
                 await tab.open(daemon.url)
                 await tab.wait_until(WORTH_IT)
                 pictures = [await tab.screenshot(WIDTH, HEIGHT, dark=dark) for dark in (False, True)]
-                (Path(directory) / "train.py").write_text("import time\ntime.sleep(600)\n")
-                words = ("run", "--runtime-directory", str(daemon.runtime_directory), "--", "python3", "train.py")
-                borrower = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "melld",
-                    *words,
-                    cwd=directory,
-                    env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-                )
-                await tab.wait_until(LENT)
-                pictures.append(await tab.screenshot(WIDTH, HEIGHT, dark=False))
-                borrower.terminate()
-                await borrower.wait()
                 for task in asked:
                     task.cancel()
                 await asyncio.gather(*asked, return_exceptions=True)
