@@ -7,10 +7,11 @@ context: only the workers touch a device.
 import asyncio
 import contextlib
 import copy
+import gc
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -42,10 +43,11 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
-from melld.engine.frontend.outlet import Outlet
+from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
+from melld.engine.frontend.vllm_metrics import StepLogger
 from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import frontend_options
@@ -77,9 +79,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         """Keep the states of requests in `states`, by their names."""
         super().__init__(**arguments)
         self.output_processor.request_states = states
-        self._outlets: dict[str, Outlet] = {}
-        process_outputs = self.output_processor.process_outputs
-        self.output_processor.process_outputs = _after(self._outlets, process_outputs)
+        self.output_processor.process_outputs = before_vllm(states, self.output_processor.process_outputs)
         self.judges = judges
         self._turns = turns
         self._failures = failures
@@ -110,8 +110,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
                 params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
             queue = await super().add_request(request_id, prompt, params, *arguments, **more)
         if (outlet := caller().outlet) is not None:
-            state = self.output_processor.request_states.get(queue.request_id)
-            outlet.opened(queue, state, self._outlets)
+            outlet.opened(queue, self.output_processor.request_states.get(queue.request_id))
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
@@ -124,6 +123,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             undo.callback(self.output_processor.abort_requests, [request.request_id], internal=True)
             await super()._add_request(request, *arguments)
             undo.pop_all()
+        if (state := self.output_processor.request_states.get(request.request_id)) is not None:
+            gather(state)
 
     async def learn_token_texts(self) -> None:
         """Make the logprobs' token texts come from a table, and fill the table with the whole vocabulary."""
@@ -154,20 +155,6 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             state = self.output_processor.request_states.get(request)
             if state is not None and state.queue is not None:
                 state.queue.put(error)
-
-
-def _after(outlets: Mapping[str, Outlet], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's `process_outputs` for what the requests' outlets leave to it."""
-
-    def process_rest(outputs: list[Any], timestamp_s: float | None = None, stats: Any = None, **more: Any) -> Any:
-        rest = []
-        for output in outputs:
-            outlet = outlets.get(output.request_id)
-            if outlet is None or not outlet.takes(output, timestamp_s, stats):
-                rest.append(output)
-        return process_outputs(rest, timestamp_s, stats, **more)
-
-    return process_rest
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
@@ -220,6 +207,7 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
             states,
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
+            stat_loggers=[StepLogger],
             log_stats=True,
             log_requests=False,
         )
@@ -259,6 +247,7 @@ async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
     """Make vLLM's serving classes: `openai_serving_chat`, `_completion`, `anthropic_serving_messages`, ..."""
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
+    gc.freeze()  # as vLLM does: else each full collection would hold the loop to look through all its modules
     return state
 
 

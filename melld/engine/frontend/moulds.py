@@ -5,8 +5,9 @@ Pure.
 
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
+import msgspec
 
+_encode = msgspec.json.Encoder().encode  # a text as pydantic has it, in less than half the time
 _NUMBER = '"sequence_number":'
 
 
@@ -19,13 +20,13 @@ class Mould(NamedTuple):
 
     def cast(self, text: str, number: int) -> bytes:
         """Return the event with this text, in the encoding of vLLM's models."""
-        event = b"%b%b%b" % (self.before, to_json(text), self.after)
+        event = self.before + _encode(text) + self.after
         return event if self.behind_number is None else b"%b%d%b" % (event, number, self.behind_number)
 
 
 def mould_of(event: str, text: str, number: int | None) -> Mould | None:
     """Return an event's mould; None if its text is in several places, or in none."""
-    before, found, after = event.partition(json := to_json(text).decode())
+    before, found, after = event.partition(json := _encode(text).decode())
     if not found or json in after:
         return None
     if number is None:
