@@ -5,12 +5,14 @@ context: only the workers touch a device.
 """
 
 import asyncio
+import bisect
 import contextlib
 import copy
 import gc
 import json
 import warnings
 from argparse import Namespace
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -32,6 +34,7 @@ from vllm.v1.engine import (
 )
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
@@ -47,7 +50,6 @@ from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
-from melld.engine.frontend.vllm_metrics import StepLogger
 from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import frontend_options
@@ -155,6 +157,21 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             state = self.output_processor.request_states.get(request)
             if state is not None and state.queue is not None:
                 state.queue.put(error)
+
+
+class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    """vLLM's metrics; the latencies between tokens, which are mostly the same for all streams of a step, at once."""
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, engine_idx: int = 0, **named: Any) -> None:
+        """See vLLM."""
+        if iteration_stats is not None:
+            histogram = self.histogram_inter_token_latency[engine_idx]
+            for latency_s, tokens in Counter(iteration_stats.inter_token_latencies_iter).items():
+                histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does, for one
+                place = bisect.bisect_left(histogram._upper_bounds, latency_s)  # noqa: SLF001
+                histogram._buckets[place].inc(tokens)  # noqa: SLF001
+            iteration_stats.inter_token_latencies_iter = []
+        super().record(scheduler_stats, iteration_stats, *more, engine_idx=engine_idx, **named)
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:

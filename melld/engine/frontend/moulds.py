@@ -39,6 +39,10 @@ Kind = tuple[str, frozenset[str]] | None
 """The field of a parser's message that has text, and all that it sets; None where no parser is."""
 
 
+CONTENT: Kind = "content", frozenset(("content",))
+"""The kind of a text that a parser has left as it is."""
+
+
 def plain_part(message: Any) -> tuple[Kind, str] | None:
     """Return the one text of a parser's `DeltaMessage`; None if it says more, or nothing."""
     if message is None or message.tool_calls or (message.content is None) == (message.reasoning is None):

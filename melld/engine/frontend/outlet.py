@@ -12,19 +12,14 @@ counts, texts and parsers are right whenever it goes on.
 
 import asyncio
 import contextlib
-import copy
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Protocol
 
-from vllm.parser.abstract_parser import DelegatingParser
-
-from melld.engine.frontend.moulds import Kind, Mould, mould_of, plain_part
-from melld.engine.frontend.plain_outputs import count, is_plain, says_more
+from melld.engine.frontend.moulds import CONTENT, Kind, Mould, mould_of, plain_part
+from melld.engine.frontend.plain_outputs import count, is_alone, is_plain, parses_nothing, piece, says_more
 
 _UNHEARD = object()
-_CONTENT = "content", frozenset(("content",))
-"""The kind of a text that a parser has left as it is."""
 
 
 class Sink(Protocol):
@@ -73,7 +68,7 @@ class Outlet:
         self._answers: deque[Any] = deque()
         """What the parser is to say next, as it has heard that already."""
         self._early: tuple[str, list[int], Any] | None = None
-        """An output that the parser has heard and the serving class has not: text, tokens, message."""
+        """What the parser has heard and the serving class has not: text, tokens, message."""
         self._is_idle = False
         """Whether the parser passes all text on as content."""
         self._undecoded: list[str] = []
@@ -89,7 +84,7 @@ class Outlet:
         """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM."""
         if self._queue is not None:
             self.close()
-        elif state is not None and queue.aggregate and _is_alone(state) and is_plain(state):
+        elif state is not None and queue.aggregate and is_alone(state) and is_plain(state):
             self._state, self._make_output = state, state.make_request_output
             self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
             state.make_request_output = self._output
@@ -127,17 +122,20 @@ class Outlet:
         async with contextlib.aclosing(outputs):
             with contextlib.closing(self):
                 while (output := await self._next(outputs)) is not None:
-                    for piece in self._pieces(output):
+                    for part in self._pieces(output):
                         self._events.clear()
                         self._message = _UNHEARD
-                        yield piece
+                        yield part
                         self._answers.clear()
                         if not self._catches_up:
-                            self._learn(piece.outputs[0].text)
+                            self._learn(part.outputs[0].text)
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
         self._is_open = self._may_open()
-        if self._is_open and (idle := self._parses_nothing()) != self._is_idle:
+        idle = (
+            self._is_open and self._kind == CONTENT and parses_nothing(self._parse.__self__, self._arguments["request"])
+        )
+        if idle != self._is_idle:
             self._is_idle, self._skips_empty = idle, idle or None
         try:
             return await anext(outputs, None)
@@ -170,17 +168,6 @@ class Outlet:
 
     # -- open ------------------------------------------------------------------------------------------------------
 
-    def _parses_nothing(self) -> bool:
-        """Return True if vLLM's parser makes content of any text from now on, as nobody has asked for more."""
-        if self._is_raw or self._kind != _CONTENT:
-            return False
-        parser, request = self._parse.__self__, self._arguments["request"]
-        if not _is_vllms_own(parser):
-            return False
-        state = parser._stream_state  # noqa: SLF001
-        asks_nothing = state.tool_call_text_started and request.tool_choice == "none"
-        return bool(state.reasoning_ended and asks_nothing and not state.engine_based)
-
     def _may_open(self) -> bool:
         """Return True if all events so far are written, or will be before the next output is looked at."""
         if self._state is None or self._mould is None or self._sink is None or self._sink.is_paused:
@@ -208,11 +195,10 @@ class Outlet:
 
     def _tell_detokenizer(self) -> None:
         """Have vLLM's detokenizer know all that has been said."""
-        if self._undecoded:
-            detokenizer, text = self._state.detokenizer, "".join(self._undecoded)
-            detokenizer.output_text += text
-            detokenizer._last_output_text_offset += len(text)  # noqa: SLF001
-            self._undecoded.clear()
+        detokenizer, text = self._state.detokenizer, "".join(self._undecoded)
+        detokenizer.output_text += text
+        detokenizer._last_output_text_offset += len(text)  # noqa: SLF001
+        self._undecoded.clear()
 
     def _output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
@@ -278,7 +264,7 @@ class Outlet:
             if not self._is_idle:
                 self._answers.append(self._catch_up_message())
             self._catches_up = True
-            yield _piece(output, "".join(self._unseen_texts), self._unseen_ids)
+            yield piece(output, "".join(self._unseen_texts), self._unseen_ids)
             self._catches_up = False
             self._unseen_ids, self._unseen_texts, self._unseen_parts = [], [], []
         if self._early is not None:
@@ -286,7 +272,7 @@ class Outlet:
             self._answers.append(message)
             first = output.outputs[0]
             if len(first.token_ids) > len(token_ids) or first.finish_reason is not None:
-                yield _piece(output, text, token_ids)
+                yield piece(output, text, token_ids)
                 first.text, first.token_ids = first.text[len(text) :], first.token_ids[len(token_ids) :]
         yield output
 
@@ -314,23 +300,3 @@ class Outlet:
         mould = mould_of(self._events[0], text, self._number) if len(self._events) == 1 else None
         self._mould = mould if (mould, kind) == self._sample else None
         self._sample = mould, kind
-
-
-def _is_alone(state: Any) -> bool:
-    """Return True if each of the request's outputs is told by itself."""
-    return state.parent_req is None and state.stream_interval == 1
-
-
-def _is_vllms_own(parser: Any) -> bool:
-    """Return True if a parser joins a model's two as vLLM's does."""
-    names = "parse_delta", "_extract_tool_calls_streaming", "_in_tool_call_phase"
-    return all(getattr(type(parser), name, None) is getattr(DelegatingParser, name) for name in names)
-
-
-def _piece(output: Any, text: str, token_ids: list[int]) -> Any:
-    """Return a part of an output, or a part of what came before it."""
-    piece = copy.copy(output)
-    piece.finished = False
-    first = output.outputs[0]
-    piece.outputs = [type(first)(first.index, text, token_ids, None, None)]
-    return piece

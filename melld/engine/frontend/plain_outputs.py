@@ -4,11 +4,9 @@ Owns which outputs those are, what they count in vLLM's statistics, and the toke
 before the end, so that some at a time become text.  `melld.engine.frontend.outlet` has those of streams.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
 
 AT_ONCE = 64
 """Tokens of a whole answer that become text in one go."""
@@ -58,12 +56,14 @@ def count(token_ids: list[int], timestamp_s: float, stats: Any, of_request: Any)
 
 def is_plain(state: Any) -> bool:
     """Return True if text, without log-probabilities, is all that the tokens of a request are made into."""
-    has_text = isinstance(state.detokenizer, BaseIncrementalDetokenizer)
+    has_text = hasattr(state.detokenizer, "_last_output_text_offset")
     return has_text and not state.streaming_input and state.logprobs_processor.num_logprobs is None
 
 
 def gather(state: Any) -> None:
     """Have the tokens of a request gathered if its answer comes whole and no string can end it."""
+    from vllm.sampling_params import RequestOutputKind
+
     if state.output_kind is RequestOutputKind.FINAL_ONLY and is_plain(state) and not state.detokenizer.stop:
         state.take = _gathering(state.detokenizer, state.stats)
 
@@ -87,3 +87,29 @@ def _gathering(detokenizer: Any, of_request: Any) -> Take:
         return True
 
     return take
+
+
+def parses_nothing(parser: Any, request: Any) -> bool:
+    """Return True if vLLM's parser makes content of any text from now on, as nobody has asked for more."""
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    names = "parse_delta", "_extract_tool_calls_streaming", "_in_tool_call_phase"
+    if not all(getattr(type(parser), name, None) is getattr(DelegatingParser, name) for name in names):
+        return False
+    state = parser._stream_state  # noqa: SLF001
+    asks_nothing = state.tool_call_text_started and request.tool_choice == "none"
+    return bool(state.reasoning_ended and asks_nothing and not state.engine_based)
+
+
+def is_alone(state: Any) -> bool:
+    """Return True if each of the request's outputs is told by itself."""
+    return state.parent_req is None and state.stream_interval == 1
+
+
+def piece(output: Any, text: str, token_ids: list[int]) -> Any:
+    """Return a part of an output, or a part of what came before it."""
+    part = copy.copy(output)
+    part.finished = False
+    first = output.outputs[0]
+    part.outputs = [type(first)(first.index, text, token_ids, None, None)]
+    return part

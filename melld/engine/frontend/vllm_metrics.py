@@ -4,14 +4,10 @@ vLLM's logger unregisters the metrics of any front end before it (vllm.v1.metric
 cannot stand in one registry.  Their series differ by the label `model_name`.
 """
 
-import bisect
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 PREFIX = "vllm:"
 
@@ -48,18 +44,3 @@ class VllmMetrics:
                 into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 into.samples += family.samples
         yield from merged.values()
-
-
-class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's metrics; the latencies between tokens, which are mostly the same for all streams of a step, at once."""
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, engine_idx: int = 0, **named: Any) -> None:
-        """See vLLM."""
-        if iteration_stats is not None:
-            histogram = self.histogram_inter_token_latency[engine_idx]
-            for latency_s, tokens in Counter(iteration_stats.inter_token_latencies_iter).items():
-                histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does, for one
-                place = bisect.bisect_left(histogram._upper_bounds, latency_s)  # noqa: SLF001
-                histogram._buckets[place].inc(tokens)  # noqa: SLF001
-            iteration_stats.inter_token_latencies_iter = []
-        super().record(scheduler_stats, iteration_stats, *more, engine_idx=engine_idx, **named)
