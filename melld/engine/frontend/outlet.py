@@ -132,9 +132,7 @@ class Outlet:
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
         self._is_open = self._may_open()
-        idle = (
-            self._is_open and self._kind == CONTENT and parses_nothing(self._parse.__self__, self._arguments["request"])
-        )
+        idle = self._is_open and self._kind == CONTENT and parses_nothing(self._parse, self._arguments)
         if idle != self._is_idle:
             self._is_idle, self._skips_empty = idle, idle or None
         try:

@@ -89,10 +89,11 @@ def _gathering(detokenizer: Any, of_request: Any) -> Take:
     return take
 
 
-def parses_nothing(parser: Any, request: Any) -> bool:
-    """Return True if vLLM's parser makes content of any text from now on, as nobody has asked for more."""
+def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return True if vLLM's parser, last called so, makes content of any text: nobody has asked for more."""
     from vllm.parser.abstract_parser import DelegatingParser
 
+    parser, request = parse.__self__, arguments["request"]
     names = "parse_delta", "_extract_tool_calls_streaming", "_in_tool_call_phase"
     if not all(getattr(type(parser), name, None) is getattr(DelegatingParser, name) for name in names):
         return False
