@@ -83,9 +83,9 @@ class Exchange:
         return self._protocol.writing_paused
 
     def send(self, event: bytes) -> bool:
-        """Write an event into the begun stream without waiting; return False if the connection is closing."""
+        """Write an event into the begun stream without waiting; return False if it is paused or closing."""
         transport, writer = self._protocol.transport, self._writer
-        if transport is None or transport.is_closing():
+        if self._protocol.writing_paused or transport is None or transport.is_closing():
             return False
         framed = b"%x\r\n%b\r\n" % (len(event), event) if writer.chunked else event
         transport.write(framed)

@@ -5,12 +5,15 @@ context: only the workers touch a device.
 """
 
 import asyncio
+import bisect
 import contextlib
 import copy
+import gc
 import json
 import warnings
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -31,6 +34,7 @@ from vllm.v1.engine import (
 )
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
@@ -42,7 +46,7 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
-from melld.engine.frontend.outlet import Outlet
+from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
@@ -77,9 +81,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         """Keep the states of requests in `states`, by their names."""
         super().__init__(**arguments)
         self.output_processor.request_states = states
-        self._outlets: dict[str, Outlet] = {}
-        process_outputs = self.output_processor.process_outputs
-        self.output_processor.process_outputs = _after(self._outlets, process_outputs)
+        self.output_processor.process_outputs = before_vllm(states, self.output_processor.process_outputs)
         self.judges = judges
         self._turns = turns
         self._failures = failures
@@ -110,8 +112,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
                 params.structured_outputs = msgspec.msgpack.decode(ruled, type=StructuredOutputsParams)
             queue = await super().add_request(request_id, prompt, params, *arguments, **more)
         if (outlet := caller().outlet) is not None:
-            state = self.output_processor.request_states.get(queue.request_id)
-            outlet.opened(queue, state, self._outlets)
+            outlet.opened(queue, self.output_processor.request_states.get(queue.request_id))
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
@@ -124,6 +125,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             undo.callback(self.output_processor.abort_requests, [request.request_id], internal=True)
             await super()._add_request(request, *arguments)
             undo.pop_all()
+        if (state := self.output_processor.request_states.get(request.request_id)) is not None:
+            gather(state)
 
     async def learn_token_texts(self) -> None:
         """Make the logprobs' token texts come from a table, and fill the table with the whole vocabulary."""
@@ -156,18 +159,19 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
                 state.queue.put(error)
 
 
-def _after(outlets: Mapping[str, Outlet], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's `process_outputs` for what the requests' outlets leave to it."""
+class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    """vLLM's metrics; the latencies between tokens, which are mostly the same for all streams of a step, at once."""
 
-    def process_rest(outputs: list[Any], timestamp_s: float | None = None, stats: Any = None, **more: Any) -> Any:
-        rest = []
-        for output in outputs:
-            outlet = outlets.get(output.request_id)
-            if outlet is None or not outlet.takes(output, timestamp_s, stats):
-                rest.append(output)
-        return process_outputs(rest, timestamp_s, stats, **more)
-
-    return process_rest
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, engine_idx: int = 0, **named: Any) -> None:
+        """See vLLM."""
+        if iteration_stats is not None:
+            histogram = self.histogram_inter_token_latency[engine_idx]
+            for latency_s, tokens in Counter(iteration_stats.inter_token_latencies_iter).items():
+                histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does, for one
+                place = bisect.bisect_left(histogram._upper_bounds, latency_s)  # noqa: SLF001
+                histogram._buckets[place].inc(tokens)  # noqa: SLF001
+            iteration_stats.inter_token_latencies_iter = []
+        super().record(scheduler_stats, iteration_stats, *more, engine_idx=engine_idx, **named)
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
@@ -220,6 +224,7 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
             states,
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
+            stat_loggers=[StepLogger],
             log_stats=True,
             log_requests=False,
         )
@@ -260,6 +265,7 @@ async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
     """Make vLLM's serving classes: `openai_serving_chat`, `_completion`, `anthropic_serving_messages`, ..."""
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
+    gc.freeze()  # as vLLM does: else each full collection would hold the loop to look through all its modules
     return state
 
 

@@ -5,8 +5,9 @@ Pure.
 
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
+import msgspec
 
+_encode = msgspec.json.Encoder().encode  # a text as pydantic has it, in less than half the time
 _NUMBER = '"sequence_number":'
 
 Kind = tuple[str, frozenset[str], int] | None
@@ -23,13 +24,13 @@ class Mould(NamedTuple):
 
     def cast(self, text: str, number: int) -> bytes:
         """Return the event with this text, in the encoding of vLLM's models."""
-        event = to_json(text).join(self.parts)
+        event = _encode(text).join(self.parts)
         return event if self.behind_number is None else b"%b%d%b" % (event, number, self.behind_number)
 
 
 def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mould | None:
     """Return an event's mould; None if its text is in other than the places of its kind."""
-    parts, behind = event.split(to_json(text).decode()), None
+    parts, behind = event.split(_encode(text).decode()), None
     if len(parts) != (1 if kind is None else kind[2]) + 1:
         return None
     if number is not None:
@@ -38,6 +39,10 @@ def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mo
             return None
         parts[-1] = after + _NUMBER
     return Mould(tuple(part.encode() for part in parts), None if behind is None else behind.encode())
+
+
+CONTENT: Kind = "content", frozenset(("content",))
+"""The kind of a text that a parser has left as it is."""
 
 
 def plain_part(message: Any) -> tuple[Kind, str] | None:

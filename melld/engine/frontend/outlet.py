@@ -12,12 +12,12 @@ counts, texts and parsers are right whenever it goes on.
 
 import asyncio
 import contextlib
-import copy
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Protocol
 
-from melld.engine.frontend.moulds import Kind, Mould, mould_of, plain_part
+from melld.engine.frontend.moulds import CONTENT, Kind, Mould, mould_of, plain_part
+from melld.engine.frontend.plain_outputs import count, is_alone, is_plain, parses_nothing, piece, says_more
 
 _UNHEARD = object()
 
@@ -30,7 +30,7 @@ class Sink(Protocol):
         """Return True if the client reads too slowly."""
 
     def send(self, event: bytes) -> bool:
-        """Write an event at once; return False, with nothing written, if the connection is closing."""
+        """Write an event at once; return False, with nothing written, if it is paused or closing."""
 
 
 class Outlet:
@@ -51,7 +51,8 @@ class Outlet:
         self._queue: Any = None
         self._state: Any = None
         self._make_output: Any = None
-        self._outlets: dict[str, Outlet] = {}
+        self._token_ids: list[int] = []
+        self._decode: Any = None
         self._mould: Mould | None = None
         self._kind: Kind = None
         self._sample: tuple[Mould | None, Kind] = None, None
@@ -67,7 +68,11 @@ class Outlet:
         self._answers: deque[Any] = deque()
         """What the parser is to say next, as it has heard that already."""
         self._early: tuple[str, list[int], Any] | None = None
-        """An output that the parser has heard and the serving class has not: text, tokens, message."""
+        """What the parser has heard and the serving class has not: text, tokens, message."""
+        self._is_idle = False
+        """Whether the parser passes all text on as content."""
+        self._undecoded: list[str] = []
+        """Texts that the client has and the detokenizer does not."""
         self._unseen_ids: list[int] = []
         self._unseen_texts: list[str] = []
         self._unseen_message: Any = None
@@ -75,27 +80,25 @@ class Outlet:
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
-    def opened(self, queue: Any, state: Any, outlets: "dict[str, Outlet]") -> None:
-        """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM.
-
-        `outlets`: where the output handler looks for it, by the request's id.
-        """
+    def opened(self, queue: Any, state: Any) -> None:
+        """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM."""
         if self._queue is not None:
             self.close()
-        elif state is not None and queue.aggregate and _is_plain(state):
+        elif state is not None and queue.aggregate and is_alone(state) and is_plain(state):
             self._state, self._make_output = state, state.make_request_output
-            self._outlets = outlets
+            self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
             state.make_request_output = self._output
             if not state.detokenizer.stop:  # else vLLM may find that the request ends here
-                outlets[state.request_id] = self
+                state.take = self._take
         self._queue = queue
 
     def close(self) -> None:
         """Leave the rest of the stream to vLLM."""
         self._is_open = False
         if self._state is not None:
+            self._tell_detokenizer()
             del self._state.make_request_output
-            self._outlets.pop(self._state.request_id, None)
+            self._state.take = None
             self._state = None
 
     def watch(self, parser: Any) -> None:
@@ -119,16 +122,19 @@ class Outlet:
         async with contextlib.aclosing(outputs):
             with contextlib.closing(self):
                 while (output := await self._next(outputs)) is not None:
-                    for piece in self._pieces(output):
+                    for part in self._pieces(output):
                         self._events.clear()
                         self._message = _UNHEARD
-                        yield piece
+                        yield part
                         self._answers.clear()
                         if not self._catches_up:
-                            self._learn(piece.outputs[0].text)
+                            self._learn(part.outputs[0].text)
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
         self._is_open = self._may_open()
+        idle = self._is_open and self._kind == CONTENT and parses_nothing(self._parse, self._arguments)
+        if idle != self._is_idle:
+            self._is_idle, self._skips_empty = idle, idle or None
         try:
             return await anext(outputs, None)
         finally:
@@ -166,46 +172,62 @@ class Outlet:
             return False
         return self._queue.output is None and asyncio.current_task() is self._task
 
-    def takes(self, output: Any, timestamp_s: float | None, stats: Any) -> bool:
+    def _take(self, output: Any, timestamp_s: float, stats: Any) -> bool:
         """Do what vLLM's output processor does, if that is all about a next text, and return True."""
-        if not self._is_open or _says_more(output):
+        if not self._is_open or says_more(output):
+            self._tell_detokenizer()
             return False
         token_ids = output.new_token_ids
-        self._state.detokenizer.update(token_ids, False)
-        if stats is not None:
-            stats.update_from_output(output, timestamp_s, False, self._state.stats, None, None)
-        if (made := self._output(token_ids, None, None, None)) is not None:
-            self._queue.put(made)
+        count(token_ids, timestamp_s, stats, self._state.stats)
+        text = ""
+        for token in token_ids:
+            self._token_ids.append(token)
+            text += self._decode(token)
+        self._undecoded.append(text)
+        if not self._is_told(text, token_ids):
+            del self._undecoded[-1]
+            self._tell_detokenizer()
+            self._state.detokenizer.output_text += text
+            self._queue.put(self._make_output(token_ids, None, None, None))
         return True
+
+    def _tell_detokenizer(self) -> None:
+        """Have vLLM's detokenizer know all that has been said."""
+        detokenizer, text = self._state.detokenizer, "".join(self._undecoded)
+        detokenizer.output_text += text
+        detokenizer._last_output_text_offset += len(text)  # noqa: SLF001
+        self._undecoded.clear()
 
     def _output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
     ) -> Any:
         """Stand in for the state's `make_request_output`: make none if the client has been told."""
         if self._is_open:
-            try:
-                if finish_reason is None and not any(more) and self._is_told(new_token_ids):
+            detokenizer = self._state.detokenizer
+            offset = detokenizer._last_output_text_offset  # noqa: SLF001
+            if finish_reason is None and not any(more):
+                if self._is_told(detokenizer.get_next_output_text(False, True), new_token_ids):
                     return None
-            except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
-                self._queue.put(error)
+                detokenizer._last_output_text_offset = offset  # noqa: SLF001  vLLM takes it now
             self._is_open = False
         return self._make_output(new_token_ids, pooling_output, finish_reason, *more, **named)
 
-    def _is_told(self, token_ids: list[int]) -> bool:
+    def _is_told(self, text: str, token_ids: list[int]) -> bool:
+        """Tell the client; else return False, and tell it nothing more until vLLM has."""
+        try:
+            if self._write(text) if self._is_raw or self._is_idle else self._is_parsed_told(text, token_ids):
+                self._unseen_ids += token_ids
+                self._unseen_texts.append(text)
+                return True
+        except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
+            self._queue.put(error)
+        self._is_open = False
+        return False
+
+    def _is_parsed_told(self, text: str, token_ids: list[int]) -> bool:
         assert self._sink is not None
         if self._sink.is_paused:
             return False
-        detokenizer = self._state.detokenizer
-        offset = detokenizer._last_output_text_offset  # noqa: SLF001
-        text = detokenizer.get_next_output_text(False, True)
-        if not (self._write(text) if self._is_raw else self._is_parsed_told(text, token_ids)):
-            detokenizer._last_output_text_offset = offset  # noqa: SLF001  vLLM takes it now
-            return False
-        self._unseen_ids += token_ids
-        self._unseen_texts.append(text)
-        return True
-
-    def _is_parsed_told(self, text: str, token_ids: list[int]) -> bool:
         try:
             message = self._parse(**self._arguments | {"delta_text": text, "delta_token_ids": token_ids})
         except Exception as error:  # noqa: BLE001  raised where the serving class parses
@@ -237,9 +259,10 @@ class Outlet:
     def _pieces(self, output: Any) -> Iterator[Any]:
         """Yield the catch-up, what the parser has heard too early, and the rest of the output."""
         if self._unseen_ids:
-            self._answers.append(self._catch_up_message())
+            if not self._is_idle:
+                self._answers.append(self._catch_up_message())
             self._catches_up = True
-            yield _piece(output, "".join(self._unseen_texts), self._unseen_ids)
+            yield piece(output, "".join(self._unseen_texts), self._unseen_ids)
             self._catches_up = False
             self._unseen_ids, self._unseen_texts, self._unseen_parts = [], [], []
         if self._early is not None:
@@ -247,7 +270,7 @@ class Outlet:
             self._answers.append(message)
             first = output.outputs[0]
             if len(first.token_ids) > len(token_ids) or first.finish_reason is not None:
-                yield _piece(output, text, token_ids)
+                yield piece(output, text, token_ids)
                 first.text, first.token_ids = first.text[len(text) :], first.token_ids[len(token_ids) :]
         yield output
 
@@ -275,26 +298,3 @@ class Outlet:
         mould = mould_of(self._events[0], text, self._number, kind) if len(self._events) == 1 else None
         self._mould = mould if (mould, kind) == self._sample else None
         self._sample = mould, kind
-
-
-def _is_plain(state: Any) -> bool:
-    """Return True if each of the request's outputs is made into text, by itself, and into nothing else."""
-    has_text = hasattr(state.detokenizer, "_last_output_text_offset")
-    is_alone = state.parent_req is None and not state.streaming_input and state.stream_interval == 1
-    return has_text and is_alone and state.logprobs_processor.num_logprobs is None
-
-
-def _says_more(output: Any) -> bool:
-    """Return True if an `EngineCoreOutput` says more than which tokens are next."""
-    ends = output.finish_reason is not None or output.events is not None or output.num_nans_in_logits
-    carries = output.kv_transfer_params is not None or output.ec_transfer_params is not None
-    return bool(ends or carries or output.routed_experts is not None or output.new_sampling_mask is not None)
-
-
-def _piece(output: Any, text: str, token_ids: list[int]) -> Any:
-    """Return a part of an output, or a part of what came before it."""
-    piece = copy.copy(output)
-    piece.finished = False
-    first = output.outputs[0]
-    piece.outputs = [type(first)(first.index, text, token_ids, None, None)]
-    return piece

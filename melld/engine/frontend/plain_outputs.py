@@ -1,0 +1,116 @@
+"""Takes outputs that say no more than which tokens are next past the rest of vLLM's output processing.
+
+Owns which outputs those are, what they count in vLLM's statistics, and the tokens of whole answers: nobody reads those
+before the end, so that some at a time become text.  `melld.engine.frontend.outlet` has those of streams.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+AT_ONCE = 64
+"""Tokens of a whole answer that become text in one go."""
+
+Take = Callable[[Any, float, Any], bool]
+"""Does what vLLM's output processor does with an output, its time and the step's statistics, and returns True."""
+
+
+def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's `process_outputs` for what is left to it: a state may have its own `take`."""
+
+    def process_rest(outputs: list[Any], timestamp_s: float, stats: Any, weight_version: str | None = None) -> Any:
+        if weight_version is None:
+            rest = []
+            for output in outputs:
+                take = getattr(states.get(output.request_id), "take", None)
+                if take is None or not take(output, timestamp_s, stats):
+                    rest.append(output)
+            outputs = rest
+        return process_outputs(outputs, timestamp_s, stats, weight_version)
+
+    return process_rest
+
+
+def says_more(output: Any) -> bool:
+    """Return True if an `EngineCoreOutput` says more than which tokens are next."""
+    return (
+        output.finish_reason is not None
+        or output.events is not None
+        or output.new_logprobs is not None
+        or output.new_prompt_logprobs_tensors is not None
+        or output.kv_transfer_params is not None
+        or output.ec_transfer_params is not None
+        or output.routed_experts is not None
+        or output.new_sampling_mask is not None
+        or output.num_nans_in_logits != 0
+    )
+
+
+def count(token_ids: list[int], timestamp_s: float, stats: Any, of_request: Any) -> None:
+    """Count tokens that are not a request's first as vLLM's `IterationStats.update_from_output` does."""
+    stats.num_generation_tokens += len(token_ids)
+    of_request.num_generation_tokens += len(token_ids)
+    stats.inter_token_latencies_iter.append(timestamp_s - of_request.last_token_ts)
+    of_request.last_token_ts = timestamp_s
+
+
+def is_plain(state: Any) -> bool:
+    """Return True if text, without log-probabilities, is all that the tokens of a request are made into."""
+    has_text = hasattr(state.detokenizer, "_last_output_text_offset")
+    return has_text and not state.streaming_input and state.logprobs_processor.num_logprobs is None
+
+
+def gather(state: Any) -> None:
+    """Have the tokens of a request gathered if its answer comes whole and no string can end it."""
+    from vllm.sampling_params import RequestOutputKind
+
+    if state.output_kind is RequestOutputKind.FINAL_ONLY and is_plain(state) and not state.detokenizer.stop:
+        state.take = _gathering(state.detokenizer, state.stats)
+
+
+def _gathering(detokenizer: Any, of_request: Any) -> Take:
+    gathered: list[int] = []
+    is_first = True
+
+    def take(output: Any, timestamp_s: float, stats: Any) -> bool:
+        nonlocal is_first
+        if is_first or says_more(output):
+            is_first = False
+            detokenizer.update(gathered, False)
+            gathered.clear()
+            return False
+        count(output.new_token_ids, timestamp_s, stats, of_request)
+        gathered.extend(output.new_token_ids)
+        if len(gathered) >= AT_ONCE:
+            detokenizer.update(gathered, False)
+            gathered.clear()
+        return True
+
+    return take
+
+
+def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return True if vLLM's parser, last called so, makes content of any text: nobody has asked for more."""
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    parser, request = parse.__self__, arguments["request"]
+    names = "parse_delta", "_extract_tool_calls_streaming", "_in_tool_call_phase"
+    if not all(getattr(type(parser), name, None) is getattr(DelegatingParser, name) for name in names):
+        return False
+    state = parser._stream_state  # noqa: SLF001
+    asks_nothing = state.tool_call_text_started and request.tool_choice == "none"
+    return bool(state.reasoning_ended and asks_nothing and not state.engine_based)
+
+
+def is_alone(state: Any) -> bool:
+    """Return True if each of the request's outputs is told by itself."""
+    return state.parent_req is None and state.stream_interval == 1
+
+
+def piece(output: Any, text: str, token_ids: list[int]) -> Any:
+    """Return a part of an output, or a part of what came before it."""
+    part = copy.copy(output)
+    part.finished = False
+    first = output.outputs[0]
+    part.outputs = [type(first)(first.index, text, token_ids, None, None)]
+    return part
