@@ -41,7 +41,7 @@ def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mo
     return Mould(tuple(part.encode() for part in parts), None if behind is None else behind.encode())
 
 
-CONTENT: Kind = "content", frozenset(("content",))
+CONTENT: Kind = "content", frozenset(("content",)), 1
 """The kind of a text that a parser has left as it is."""
 
 
