@@ -20,7 +20,7 @@ class Outputs(StepOutputs):
 init = Fleet.__init__
 def break_(fleet, *arguments):
     init(fleet, *arguments)
-    fleet.outputs = Outputs()
+    fleet.outputs.__class__ = Outputs
 Fleet.__init__ = break_
 sys.exit(main(sys.argv[1:]))
 """

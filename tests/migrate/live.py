@@ -141,7 +141,8 @@ class Stream(threading.Thread):
         with self._came:
             self.arrivals_s.append(time.monotonic())
             self.id = chunk.get("id", self.id)
-            self.answer.usage = chunk.get("usage") or self.answer.usage
+            if usage := chunk.get("usage"):  # what was cached depends on the worker, and is no part of an answer
+                self.answer.usage = {name: usage[name] for name in usage if name != "prompt_tokens_details"}
             self.answer.error = chunk.get("error")
             for piece in chunk.get("choices", ()):
                 choice = self.answer.choices.setdefault(piece["index"], Choice())
