@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from melld.control.status import DaemonState, DaemonStatus, workers_ready
 from melld.errors import ConfigError
 
 FIRST_DESCRIPTOR = 3
@@ -166,6 +167,14 @@ class Beat(msgspec.Struct, frozen=True):
 
     well: bool
     status: str = ""
+
+
+def beat_of(status: DaemonStatus, why_not_ready: str | None, why_closed: str | None) -> Beat:
+    """Return the daemon's health: well while starting, and while any worker serves or is restarted."""
+    hopeless = status.state is DaemonState.READY and why_closed is not None
+    state = why_not_ready or status.state.value
+    told = f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
+    return Beat(well=not hopeless, status=told)
 
 
 async def keep_told(notifier: Notifier, interval_s: float, look: Callable[[], Beat]) -> None:

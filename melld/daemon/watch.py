@@ -12,20 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from melld import __version__
-from melld.control.status import (
-    DaemonState,
-    DaemonStatus,
-    RequestStatus,
-    ServiceStatus,
-    WorkerState,
-    WorkerStatus,
-    workers_ready,
-)
+from melld.control.status import DaemonState, DaemonStatus, RequestStatus, ServiceStatus, WorkerState, WorkerStatus
 from melld.daemon.history import Attainment
 from melld.daemon.machines import Machines
 from melld.daemon.model import ServedModel
 from melld.daemon.obstacles import look_for_obstacle, occupants
-from melld.daemon.systemd import Beat
+from melld.daemon.systemd import Beat, beat_of
 from melld.daemon.town.landlord import LandlordShell
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.request import Live
@@ -157,12 +149,8 @@ class Watch:
         return "; ".join(dict.fromkeys(found)) if len(found) == len(reasons) else None
 
     def beat(self) -> Beat:
-        """Return the daemon's health: well while starting, and while any worker serves or is restarted."""
-        status = self.status()
-        hopeless = status.state is DaemonState.READY and self.why_closed() is not None
-        state = self.why_not_ready() or status.state.value
-        told = f"{state}: {workers_ready(status.workers)}, {len(status.requests)} requests"
-        return Beat(well=not hopeless, status=told)
+        """Return the daemon's health."""
+        return beat_of(self.status(), self.why_not_ready(), self.why_closed())
 
     @property
     def task_restarts(self) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ from melld.cluster.machine import Machine
 from melld.config import Config, CpuDevices, DevicesConfig, ModelConfig
 from melld.daemon.devices import make_slots
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.host.intake import Intake
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from tests.forked import ForkedPython
 from tests.patience import PATIENCE_S
@@ -152,7 +153,7 @@ class Site(News):
         def ended(end: WorkerEnded) -> None:
             self.tell(f"{name} ended", f"{end.reason} ({'from outside' if end.from_outside else 'its own'})")
 
-        return WorkerProcess(spec, machine, said, ended)
+        return WorkerProcess(spec, machine, said, ended, Intake())
 
     async def ready_worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
         process = self.worker(machine, name)

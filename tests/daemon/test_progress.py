@@ -4,6 +4,7 @@ from melld.config import ClusterConfig, Config, ModelConfig
 from melld.daemon.preflight import StartProgress
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
+from melld.engine.host.intake import Intake
 from melld.engine.wire import messages as wire
 from tests.engine.fleet.virtual_worker import VirtualHost
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
@@ -11,7 +12,7 @@ from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 def loading(place: Place) -> WorkerProcess:
     """A process in that place that is not forked yet."""
-    place.process = WorkerProcess(place.slot.spec, VirtualHost(), lambda *_: None, lambda _ended: None)
+    place.process = WorkerProcess(place.slot.spec, VirtualHost(), lambda *_: None, lambda _ended: None, Intake())
     return place.process
 
 

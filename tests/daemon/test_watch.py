@@ -31,6 +31,7 @@ from melld.driver.idle import IdleWorkers
 from melld.driver.lendable import NeverLent
 from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.host.intake import Intake
 from melld.engine.wire import messages as wire
 from melld.errors import UnknownWorker
 from melld.kvstore.device_reading import DeviceReading, DeviceState
@@ -252,7 +253,7 @@ async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> 
     watched.machines.machine_joined(machine)
     place = watched.places[0]
     place.slot = msgspec.structs.replace(place.slot, uuids=("GPU-1",), machine="m1")
-    place.process = WorkerProcess(place.slot.spec, machine, lambda *_: None, lambda _: None)
+    place.process = WorkerProcess(place.slot.spec, machine, lambda *_: None, lambda _: None, Intake())
     place.process.forked(7)
     capacity_bytes = watched.watch.status().workers[0].capacity_bytes
 

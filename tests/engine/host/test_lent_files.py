@@ -9,6 +9,7 @@ import pytest
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ARGUMENTS, CPU_ENVIRONMENT
 from melld.engine.fleet.arena import GpuArena
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.host.intake import Intake
 from melld.engine.host.local import LocalHost
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire import messages as wire
@@ -32,7 +33,7 @@ class Tenant:
         )
         self.heard: asyncio.Queue[Any] = asyncio.Queue()
         self.process = WorkerProcess(
-            spec, LocalHost(template), lambda said, _: self.heard.put_nowait(said), self.heard.put_nowait
+            spec, LocalHost(template), lambda said, _: self.heard.put_nowait(said), self.heard.put_nowait, Intake()
         )
 
     async def hear(self, kind: type) -> Any:
