@@ -38,7 +38,8 @@ def main() -> int:
 
 
 def become_stand_in() -> None:
-    """Replace this process, which has served, by its stand-in."""
+    """Replace this process, which has served, by its stand-in.  A signal that comes in between waits for it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     os.execv(sys.executable, [sys.executable, "-I", "-S", __file__])  # noqa: S606
 
 

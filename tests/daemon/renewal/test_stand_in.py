@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from melld.daemon.renewal import stand_in
 from tests.patience import PATIENCE_S
 
 DAEMON = """
@@ -14,14 +13,17 @@ if sys.argv[2:]:  # renewed twice: the second is this one's child until it ends
     subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]])
     os._exit(0)
 import signal
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 signal.signal(signal.SIGTERM, lambda *_: os._exit(int(sys.argv[1])))
 print("serves", flush=True)
 signal.pause()
 """
-FIRST = f"""
-import os, subprocess, sys
+FIRST = """
+import signal, subprocess, sys
+from melld.daemon.renewal.stand_in import become_stand_in
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # as the daemon it would act on one
 subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2], *sys.argv[3:]])
-os.execv(sys.executable, [sys.executable, "-I", "-S", {stand_in.__file__!r}])
+become_stand_in()
 """
 
 

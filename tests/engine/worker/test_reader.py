@@ -49,7 +49,7 @@ class Wired:
         line: queue.SimpleQueue[Any] = queue.SimpleQueue()
         preparer = Preparer(line, residency, self.inbox, self.said.put)
         self.pulse = Pulse()
-        told = self._worker, engine, line, self.said.put, self.pulse.pong
+        told = self._worker, engine, line, self.said.put, self.pulse.pong, threading.Event()
         self._reading = threading.Thread(target=read, args=told)
         self._reading.start()
         threading.Thread(target=preparer.run, daemon=True).start()
