@@ -218,7 +218,7 @@ def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
             Operator(daemon).wait(lambda status: bool(status["requests"]), PATIENCE_S)
             done = daemon.melld("renew")
         assert done.returncode == 0, done.stderr
-        assert "new requests wait until 1 calls end" in done.stderr
+        assert "new requests wait until 1 calls end" in done.stdout
         assert running.result() == answer
         assert Stream(daemon, body(60)).result() == answer
         new = int(daemon.status()["pid"])
