@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from melld.control.messages import Lend, Loan, LoanStep
-from melld.control.server import OpenCall
 from melld.control.status import RESTING, LoanStatus, WorkerState
 from melld.driver.drain import Drains, WorkerDrain
 from melld.driver.lendable import Lendable, Lot, NothingToLend, Wanted, choose, devices_of
@@ -24,6 +23,9 @@ from melld.engine.fleet.place import Place
 from melld.ids import WorkerId
 from melld.scheduler.roster import OPEN_STATES
 from melld.scheduler.view import ClusterView
+
+if TYPE_CHECKING:
+    from melld.control.server import OpenCall
 
 log = logging.getLogger("melld.loans")
 LOOK_S = 0.2
@@ -56,7 +58,7 @@ class Loans:
         """Return for how many seconds workers have been lent, summed, those included in which they emptied."""
         return self._ended_s + sum(self._clock() - drain.began_s for drain in self._lent)
 
-    async def lend(self, asked: Lend, call: OpenCall) -> None:
+    async def lend(self, asked: Lend, call: "OpenCall") -> None:
         """Lend devices until the borrower has gone, or tell it why there are none.
 
         If the daemon ends first, its workers end too, and none is resumed.
@@ -93,7 +95,7 @@ class Loans:
         lent = [drain.worker for drain in self._drains.by_worker.values() if drain.loan is borrower]
         await asyncio.gather(*(self._drains.resume(worker, borrower) for worker in lent))
 
-    async def _chosen(self, asked: Lend, call: OpenCall) -> Lot:
+    async def _chosen(self, asked: Lend, call: "OpenCall") -> Lot:
         """Return the workers to lend, once it is the borrower's turn; none if it leaves, or waits no longer."""
         if asked.held_s is not None:
             return choose(self._workers(held=True), Wanted(devices=asked.devices, even_last=True))
@@ -122,7 +124,7 @@ class Loans:
             self._line = [one for one in self._line if one is not asked]
         return ()
 
-    async def _empty(self, lot: Lot, drains: Sequence[WorkerDrain], call: OpenCall) -> None:
+    async def _empty(self, lot: Lot, drains: Sequence[WorkerDrain], call: "OpenCall") -> None:
         """Tell the borrower how far its workers are, until they have ended."""
         places = [self._fleet.places[one.worker] for one in lot]
         workers, uuids = tuple(one.worker for one in lot), tuple(uuid for place in places for uuid in place.slot.uuids)
