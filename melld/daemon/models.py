@@ -33,7 +33,7 @@ LIVE = {"weight": 1.0, "pinned": False, "keep_alive_s": None}
 
 
 class Changes(NamedTuple):
-    """What has come and gone, by name; a model with other settings has done both."""
+    """Names of the models added and removed; a model with new settings is in both."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

@@ -28,13 +28,13 @@ class Renderer(OnlineRenderer):  # type: ignore[misc]  # vLLM is not checked: it
 
     @functools.cached_property
     def _is_system_first(self) -> bool:
-        """Whether the template raises at a system message that is not the first."""
+        """Return True if the template raises at a system message that is not the first."""
         found = AnthropicServingMessages._should_merge_inline_system(self)  # noqa: SLF001 - as vLLM serves /v1/messages
         return bool(found)
 
     @functools.cached_property
     def _knows_developer(self) -> bool:
-        """Whether the template shows what a developer says."""
+        """Return True if the template shows what a developer says."""
         said = [{"role": DEVELOPER, "content": _PROBE}, {"role": "user", "content": "Hello"}]
         try:
             tokenizer = self.renderer.get_tokenizer()

@@ -41,7 +41,7 @@ class New(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What happens to one side, or is said by the other."""
+    """Events on one side, or messages from the other."""
 
     WANTS = "wants"  # new to old: a device, please
     SERVES = "serves"  # new to old: a worker is ready
@@ -61,7 +61,7 @@ class Event(enum.StrEnum):
 
 
 class Command(enum.StrEnum):
-    """What one side is to do."""
+    """Actions for one side."""
 
     LEND = "lend"  # empty the device that costs least, and give it
     LEND_ALL = "lend all"

@@ -27,7 +27,7 @@ class CalledOff(MelldError):
 
 
 class NewSide:
-    """One renewal, in the daemon that takes over."""
+    """The side of a renewal that takes over."""
 
     def __init__(self, end: socket.socket, inherited: wire.Inherited, descriptors: list[int]) -> None:
         self.state = New.PREPARING

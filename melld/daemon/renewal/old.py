@@ -64,7 +64,7 @@ class Renewable(Protocol):
 
 
 class OldSide:
-    """One renewal of this daemon."""
+    """The side of a renewal that hands over."""
 
     def __init__(self, daemon: Renewable, on_over: Callable[[], None]) -> None:
         self.state = Old.PREPARING
