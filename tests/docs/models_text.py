@@ -36,8 +36,8 @@ your model:
 is, beside a constant part for each request, so much for each of its tokens.
 
 Each row of the first table is proved by tiny models with random weights of the families' shapes, on CPUs
-(`make test-all`, `benchmarks/families.py`): answers equal to plain vLLM's, moved and after `kill -9`. The second table
-is read from vLLM's source: what depends on a model's configuration is counted as being there.
+(`make test-all`, `make bench WHAT=families`): answers equal to plain vLLM's, moved and after `kill -9`. The second
+table is read from vLLM's source: what depends on a model's configuration is counted as being there.
 """
 
 
