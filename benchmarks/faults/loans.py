@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--loans", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background command ignores it, as would its children
     tell("loans", HEAD, lambda daemon: _measured(daemon, options.loans, options.seed), writes=options.write)
 
 
