@@ -1,5 +1,7 @@
 """Puts this API's subclasses in place of vLLM's serving classes, and its functions in place of what they call."""
 
+import logging
+
 from starlette.datastructures import State
 from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -11,6 +13,7 @@ from melld.api.serving.messages import Messages
 from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
 from melld.api.serving.roles import Renderer
+from melld.api.serving.streaming import Streaming, Transcriptions, Translations
 from melld.api.serving.telling import telling
 from melld.api.serving.usage import CountedCompletions
 
@@ -19,6 +22,8 @@ _KINDS = {
     "openai_serving_completion": CountedCompletions,
     "openai_serving_responses": Responses,
     "anthropic_serving_messages": Messages,
+    "openai_serving_transcription": Transcriptions,
+    "openai_serving_translation": Translations,
     "serving_scores": Scores,
 }
 _PARSERS = (
@@ -34,6 +39,8 @@ def fit_classes(serving: State) -> None:
     for name, kind in _KINDS.items():
         handler = getattr(serving, name, None)
         if handler is not None:
+            if issubclass(kind, Streaming):  # its errors are raised, and answered: no log of vLLM's own
+                logging.getLogger(type(handler).__module__).setLevel(logging.CRITICAL)
             handler.__class__ = kind
             if type(renderer := getattr(handler, "online_renderer", None)) is OnlineRenderer:
                 renderer.__class__ = Renderer
@@ -43,5 +50,5 @@ def fit_classes(serving: State) -> None:
             setattr(handler, attribute, told)
     if (completions := getattr(serving, "openai_serving_completion", None)) is not None:
         completions.engine_client = WithoutReasoning(completions.engine_client)
-    tell_lengths(serving)
+    tell_lengths()
     serve_many_texts(serving)
