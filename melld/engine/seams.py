@@ -271,7 +271,9 @@ def _seam(row: str) -> Seam:
     head, *rest = re.split(r"\n  (?:why|ours|test) +", row)
     why, ours, test = (" ".join(part.split()) for part in rest)
     modules = (part.partition(":") for part in ours.split("; "))
-    return Seam(*head.split(" | "), why, {module: tuple(names.split()) for module, _, names in modules}, test)
+    what, how, since, upstream = head.split(" | ")
+    named = {module: tuple(names.split()) for module, _, names in modules}
+    return Seam(what, how, since, upstream, why, named, test)
 
 
 SEAMS = tuple(_seam(row) for row in TABLE.strip().split("\n\n"))
