@@ -65,15 +65,6 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_figures_are_drawn(tmp_path: pathlib.Path) -> None:
-    """Draw the paper's figures as PNG."""
-    assert main([*LOAD, "--policy", "best-fit,load-balance", "--plot", str(tmp_path / "plots")]) == 0
-    names = {path.name for path in (tmp_path / "plots").iterdir()}
-    for figure in ("fig11_gpus", "fig12_migrations", "fig14_utilisation", "fig15_over_time"):
-        assert f"{figure}.png" in names
-        assert (tmp_path / "plots" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-
-
 TWO_MODELS = """
 [[models]]
 name = "chat"

@@ -101,7 +101,6 @@ def add_output(group: argparse._ArgumentGroup) -> None:
     add_flag(group, "--json", "print one JSON object", action="store_true")
     log = "write every fact and decision, one JSON object per line (one policy only)"
     add_flag(group, "--decision-log FILE", log, type=Path)
-    add_flag(group, "--plot DIR", "draw the paper's figures 11 to 15 as PNG (needs matplotlib)", type=Path)
 
 
 def _bytes(text: str) -> int:

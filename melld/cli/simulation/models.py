@@ -29,7 +29,7 @@ DEFAULT_SHARING = "lending,split,collated"
 OTHERS: dict[str, Any] = {
     **dict.fromkeys(("model", "capacity_bytes", "bytes_per_token", "step_ms", "itl_target_ms", "ttft_target_s")),
     **dict.fromkeys(("link_rate", "machines", "machine_link_rate", "lose_machine_s")),
-    **dict.fromkeys(("policy", "retire_after_s", "rate", "high_part", "decision_log", "plot")),
+    **dict.fromkeys(("policy", "retire_after_s", "rate", "high_part", "decision_log")),
     "length_factor": 1.0,
     "variation": 1.0,
     "wake_s": 0.0,
