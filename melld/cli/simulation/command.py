@@ -16,7 +16,6 @@ import msgspec
 
 from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
-from melld.cli.simulation.models import run_models
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
 from melld.decisions.records import Record, encode
@@ -46,10 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print; return 0, 1 for an unusable file or a stuck policy, 2 for flags that cannot be combined."""
     try:
-        if arguments.models is not None:
-            return run_models(arguments)
-        if arguments.sharing is not None:
-            raise ConfigError("--sharing", "is for --models")
         policies = _policies(arguments)
         if arguments.replay is not None:
             return _replay(arguments, policies)
