@@ -163,9 +163,7 @@ def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
             rate = f"{statistics.mean(each) / 2**20:.1f}" if each else "unknown"
             for tokens in lengths:
                 rows += f"\n| {rate} | {far_moves(daemon, tokens, asked.rounds)} |"
-    names = (
-        "tried MiB/s | prompt tokens | KV MiB | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen"
-    )
+    names = "tried MiB/s | prompt tokens | KV MiB | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen"
     table = f"| {names} |\n|{'---|' * 8}{rows}"
     print(table)
     if asked.write:
