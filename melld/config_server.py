@@ -51,7 +51,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """Directory of the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/melld`, else
     `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
-    """Largest body, also after decompression (413)."""
+    """Largest body (413)."""
     max_audio_bytes: Positive = 25 * MIB
     """Largest body of `/v1/audio/*` (413)."""
     max_header_bytes: Positive = 8 << 10
