@@ -194,9 +194,6 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
     """Compare copied blocks with the source's; a mismatch cancels the move."""
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
     """Most that may be copied from one worker to another per second: `"2GiB"`."""
-    boundaries: Literal["auto", "saved", "default"] = "auto"
-    """Limits for moves: `auto`, as measured at the first start while idle; `saved`, by `melld profile`; `default`,
-    generous figures."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     """How much longer, as a fraction, steps may become by tokens of moves."""
     max_moves_per_link: Positive = 4
