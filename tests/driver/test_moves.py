@@ -192,7 +192,7 @@ async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaem
 
 
 async def test_moves_are_planned_by_what_was_seen(daemon: OfflineDaemon) -> None:
-    """The rate with which a link was tried, and what the worker's own prompts cost: nothing is measured for it."""
+    """The rate at which a link was tried, and what the worker's own prompts cost: nothing else is measured."""
     assert daemon.driver.wanted.boundaries().prefill == {}
     times = daemon.fleet.workers[W1].times
     for decodes in range(1, 41):
