@@ -185,6 +185,18 @@ class ConstraintRefused(MelldError):
         self.code = code  # type: ignore[misc]
 
 
+class NoTokenLeft(MelldError):
+    """The request's own parameters forbid every token that could come next."""
+
+    status = 400
+    code = "invalid_value"
+
+    def __init__(self, fields: Sequence[str], tokens: int) -> None:
+        together = " and ".join(fields)
+        super().__init__(f"{together} leave no token that may come next, after {tokens} tokens of output")
+        self.param = fields[0]
+
+
 class UnusableToolCall(MelldError):
     """The model has called a tool in a way that its API cannot tell: no fault of the request's, nor of melld's."""
 

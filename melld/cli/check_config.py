@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         gpus = find_gpus(config.devices, Nvml(), os.environ)
         config = fitted(config, gpus)
         slots_by_model(config, gpus, os.environ)
-        if not arguments.quick:
-            check_with_vllm(config, gpus)
+        moves = {} if arguments.quick else check_with_vllm(config, gpus)
     except ConfigError as error:
         print(f"melld check-config: {error}", file=sys.stderr)
         return BAD_USAGE
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not Path(model.path).is_dir():
             where = "not a directory here: `melld serve` looks for that name on Hugging Face"
             print(f"melld check-config: note: {model.path} is {where}", file=sys.stderr)
-    print(_report(config, as_json=arguments.json))
+    print(_report(config, moves, as_json=arguments.json))
     if os.geteuid() == 0 and config.server.api_key_file is not None:  # root checks on behalf of the service
         remark = remark_on_key_file(config.server.api_key_file)
         if remark is not None:
@@ -80,25 +79,27 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def check_with_vllm(config: Config, gpus: list[Device]) -> None:
+def check_with_vllm(config: Config, gpus: list[Device]) -> dict[str, str]:
     """Have vLLM build its configuration and its front end, if vLLM is installed, for each model that is a directory.
+
+    Returns how each model's requests move.
 
     Raises:
         ConfigError: vLLM refuses a setting.
     """
     local = [model for model in config.served if Path(model.path).is_dir()]
     if importlib.util.find_spec("vllm") is None or not local:
-        return
+        return {}
     kind = kind_of(gpus)
     check_build(kind)
     slots = make_slots(config.alone(local[0]), gpus, os.environ, models=len(config.served))
     os.environ.update(slots[0].spec.environment)
     os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"  # our one line says it
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
-    from melld.engine.frontend.rehearsal import prepare
+    from melld.engine.frontend.rehearsal import moves_of, prepare
 
-    for model in local:
-        prepare(config.alone(model), kind)
+    prepared = {model.names[0]: prepare(config.alone(model), kind)[0] for model in local}
+    return {name: moves_of(one) for name, one in prepared.items()}
 
 
 def check_keys(config: Config, environment: Mapping[str, str]) -> None:
@@ -111,13 +112,14 @@ def check_keys(config: Config, environment: Mapping[str, str]) -> None:
     refuse_open_listen(config.server, load_keys(config.server, credential))
 
 
-def _report(config: Config, *, as_json: bool) -> str:
+def _report(config: Config, moves: Mapping[str, str], *, as_json: bool) -> str:
     effective = msgspec.to_builtins(config)
     del effective["model" if config.models else "models"]  # the first of several
     effective["server"]["runtime_directory"] = str(runtime_directory(config.server.runtime_directory, os.environ))
     if as_json:
         return msgspec.json.encode(effective).decode()
     told = "".join(f"# {model.names[0]}: {answer_formats(model)}\n" for model in config.served)
+    told += "".join(f"# {name} moves: {text}\n" for name, text in moves.items())
     return f"ok\n{told}\n{toml_text(effective)}".rstrip()
 
 

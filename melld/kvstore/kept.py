@@ -1,6 +1,6 @@
 """What a model keeps of a request between two steps, by kinds, and which ways a request that keeps it can move.
 
-The one table for all who say so: the refusal of a copy, the start, and docs/models.md.  Never
+The one table for all who say so: the refusal of a copy, `melld check-config`, the start, and docs/models.md.  Never
 imports vLLM: `engine/layers.py` reads its descriptions of a model's layers.
 """
 

@@ -26,10 +26,11 @@ INTRODUCTION = """\
 
 melld serves what the pinned vLLM serves. Whether running requests can *move* between workers depends on what the model
 keeps of them: a move by KV carries that, a move by tokens computes it again. A model whose requests do not move is
-served all the same; after a death all requests go on, from their tokens. The start says it of your model:
+served all the same; after a death all requests go on, from their tokens. `melld check-config` and the start say it of
+your model:
 
 ```
-melld: demo moves: KV with state, 65 MB + 20 KB a token
+# demo moves: KV with state, 65 MB + 20 KB a token
 ```
 
 is, beside a constant part for each request, so much for each of its tokens.

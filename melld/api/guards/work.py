@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from melld.api.answers import bad
+from melld.api.guards.beams import check_beams
 from melld.api.parsing import TEXTS
 from melld.config_server import ServerConfig
 
@@ -29,6 +30,7 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
         Refusal: 400, with the field as `param`.
     """
     _check_choices(request, limits)
+    check_beams(request)
     for name, (least, most) in _RANGES.items():
         value = _field(request, name)
         if value is not None and not least <= value <= most:

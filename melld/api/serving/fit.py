@@ -4,7 +4,7 @@ from starlette.datastructures import State
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from melld.api.serving.chats import Chats
-from melld.api.serving.completions import Completions, WithoutReasoning
+from melld.api.serving.completions import WithoutReasoning
 from melld.api.serving.lengths import tell_lengths
 from melld.api.serving.many_texts import serve_many_texts
 from melld.api.serving.messages import Messages
@@ -12,10 +12,11 @@ from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
 from melld.api.serving.roles import Renderer
 from melld.api.serving.telling import telling
+from melld.api.serving.usage import CountedCompletions
 
 _KINDS = {
     "openai_serving_chat": Chats,
-    "openai_serving_completion": Completions,
+    "openai_serving_completion": CountedCompletions,
     "openai_serving_responses": Responses,
     "anthropic_serving_messages": Messages,
     "serving_scores": Scores,

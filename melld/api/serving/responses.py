@@ -4,7 +4,8 @@ They know all of the conversation: calls and thoughts of the response before, an
 """
 
 import contextlib
-from collections.abc import AsyncGenerator
+import copy
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from openai.types.responses import ResponseIncompleteEvent, ResponseOutputItemDoneEvent
@@ -73,9 +74,12 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
         self, request: ResponsesRequest, sampling_params: Any, result_generator: Any, context: Any, *more: Any
     ) -> AsyncGenerator[Any, None]:
         """Tell the last item as incomplete if the answer is cut: each is held until it is known not to be the last."""
-        events = super()._process_simple_streaming_events(request, sampling_params, result_generator, context, *more)
+        own, results = self._with_unsaid(result_generator, context)
+        events = super(Responses, own)._process_simple_streaming_events(
+            request, sampling_params, results, context, *more
+        )
         held: ResponseOutputItemDoneEvent | None = None
-        async with contextlib.aclosing(events):
+        async with contextlib.aclosing(results), contextlib.aclosing(events):
             async for event in events:
                 if held is not None:
                     yield held
@@ -88,6 +92,31 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
             item: Any = held.item
             item.status = "incomplete"
             yield held
+
+    def _with_unsaid(
+        self, result_generator: AsyncIterator[Any], context: Any
+    ) -> tuple["Responses", AsyncGenerator[Any, None]]:
+        """Return a copy for one stream, and its results: outputs without text have their log-probabilities in the next.
+
+        Tokens that are parts of characters make no text, and vLLM tells nothing of an output without text.
+        """
+        own, unsaid = copy.copy(self), list[CompletionOutput]()
+
+        async def results() -> AsyncGenerator[Any, None]:
+            async for result in result_generator:
+                if unsaid and unsaid[-1].text:
+                    unsaid.clear()
+                unsaid.extend(context.last_output.outputs)
+                yield result
+
+        def make(**arguments: Any) -> list[Logprob]:
+            tokens = [token for output in unsaid for token in output.token_ids]
+            values = [value for output in unsaid for value in output.logprobs or ()]
+            unsaid.clear()
+            return self._create_response_logprobs(**arguments | {"token_ids": tokens, "logprobs": values})
+
+        own._create_response_logprobs = make  # type: ignore[method-assign]  # noqa: SLF001
+        return own, results()
 
     async def responses_stream_generator(
         self, request: ResponsesRequest, *arguments: Any, **named: Any

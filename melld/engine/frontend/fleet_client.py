@@ -16,6 +16,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.caller import caller
+from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
 
@@ -32,6 +33,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         supported_tasks: tuple[str, ...],
         vocabulary: int,
         prompt_logprobs: PromptLogprobs,
+        masks: Masks,
         turns: Turns,
     ) -> None:
         self._fleet = fleet
@@ -40,6 +42,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._vocabulary = vocabulary
         self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead, as its workers restart
         self._prompt_logprobs = prompt_logprobs
+        self._masks = masks
         self.engine_ranks_managed = list(range(len(fleet.places)))
         self._turned_s = 0.0
 
@@ -56,10 +59,12 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         Raises:
             RequestTooLarge: the request fits no worker.
             QueueFull: too many requests wait.
+            NoTokenLeft: its parameters forbid every token.
             TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
         """
         called = caller()
         await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
+        self._masks.add(request.request_id, request.sampling_params)
         called.take_prompt_logprobs(self._count_prompt_logprobs(request))
         request.priority = called.priority
         request.arrival_time = time.monotonic()  # a worker's line goes by it: vLLM's wall clock may be set meanwhile
@@ -86,7 +91,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         if time.monotonic() - self._turned_s > LONGEST_TURN_S:
             await asyncio.sleep(0)
             self._turned_s = time.monotonic()
-        outputs = self._prompt_logprobs.sift(await self._fleet.outputs.get())
+        outputs = self._masks.sift(self._prompt_logprobs.sift(await self._fleet.outputs.get()))
         outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics know no engines that come later
         return outputs
 

@@ -45,6 +45,7 @@ from melld.engine.fleet.requests import Failures
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.token_texts import TokenTexts
@@ -213,7 +214,8 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
     turns, states = Turns(), dict[str, Any]()
     prompt_logprobs = PromptLogprobs(states, fleet.outputs.put_nowait, turns)
     vocabulary = vllm_config.model_config.get_vocab_size()
-    client = FleetClient(fleet, tasks, vocabulary, prompt_logprobs, turns)
+    masks = Masks(states, vocabulary)
+    client = FleetClient(fleet, tasks, vocabulary, prompt_logprobs, masks, turns)
     with client_made_by(client):
         return Frontend(
             judges,

@@ -29,13 +29,17 @@ from melld.engine.answer_formats import AUTO, NONE
 from melld.engine.arguments import engine_arguments, import_parsers
 from melld.engine.frontend.fleet_client import client_made_by
 from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
+from melld.engine.layers import kept_by, specs_without_weights
 from melld.engine.model_files import REASONING_KEY, TOOLS_KEY, answer_formats
 from melld.engine.vllm_options import named_option
 from melld.errors import ConfigError, MelldError
+from melld.kvstore.kept import moves_text
+from melld.migrate.snapshot import MoveRefusal
 from melld.nearest import did_you_mean
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
+UNTOLD = "the start will tell"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -88,6 +92,22 @@ def _check_drafts(vllm_config: VllmConfig) -> None:
     if vllm_config.cache_config.enable_prefix_caching:
         why = "on a CPU a model with states drafts only with enable_prefix_caching = false"
         raise ConfigError("[model.vllm] speculative_config", why)
+
+
+def moves_of(vllm_config: VllmConfig) -> str:
+    """Return how requests of the model will move, as far as that is known without a worker.  For `check-config` alone.
+
+    vLLM may build a model for several devices only in as many processes, and some only on the device itself.
+    """
+    if vllm_config.parallel_config.world_size > 1:
+        return UNTOLD
+    try:
+        kept = kept_by(specs_without_weights(vllm_config))
+    except Exception:  # the workers will tell, whatever it is
+        log.debug("the model cannot be built without weights", exc_info=True)
+        return UNTOLD
+    refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
+    return moves_text(kept, vllm_config.model_config.runner_type == "generate", refusal=refusal)
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]

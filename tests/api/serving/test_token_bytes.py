@@ -109,12 +109,17 @@ def test_long_answers_offsets_do_not_begin_again(daemon: DaemonProcess) -> None:
     assert checked([whole["logprobs"]], whole["text"])
 
 
-def test_the_bytes_of_a_responses_tokens_are_the_bytes_of_its_text(daemon: DaemonProcess) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_bytes_of_a_responses_tokens_are_the_bytes_of_its_text(daemon: DaemonProcess, stream: bool) -> None:
     """As in a chat."""
     asked = {"input": "x", "max_output_tokens": 40, "include": ["message.output_text.logprobs"], "top_logprobs": 5}
-    answer = request(daemon.url, "POST", RESPONSES, asked | SAID)
+    answer = request(daemon.url, "POST", RESPONSES, asked | SAID | {"stream": stream})
     assert answer.status == 200, answer.body
-    part = answer.json()["output"][0]["content"][0]
-    told = [entry for entry in part["logprobs"] if entry["token"] not in NOT_SHOWN]
-    assert b"".join(bytes(entry["bytes"]) for entry in told) == TEXT.encode()
+    if stream:
+        parts = [one for one in events(answer.body) if one["type"] == "response.output_text.delta"]
+    else:
+        parts = [answer.json()["output"][0]["content"][0]]
+    told = [entry for part in parts for entry in part["logprobs"] if entry["token"] not in NOT_SHOWN]
+    if not stream:  # the events that OpenAI defines have no bytes
+        assert b"".join(bytes(entry["bytes"]) for entry in told) == TEXT.encode()
     assert b"".join(bytes_of(entry["token"]) for entry in told) == TEXT.encode()

@@ -7,6 +7,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by
 from melld.engine.frontend.fleet_client import FleetClient
+from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
 from melld.ids import RequestId
@@ -32,7 +33,7 @@ async def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
     """Workers begin who came first, and preempt who came last: an hour set back would turn that round for an hour."""
     daemon, turns = OfflineDaemon(), Turns()
     answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
-    client = FleetClient(daemon.fleet, ("generate",), 10, answers, turns)
+    client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)
     before, after = request_stamped("before", 1_800_003_600.0), request_stamped("after", 1_800_000_000.0)
     for request in (before, after):
         with called_by(Caller("", LogprobAccount(), 0)):
@@ -45,7 +46,7 @@ async def test_many_waiting_outputs_let_others_have_their_turn() -> None:
     """While workers are faster than the daemon, it still answers `/health`, and new requests come in."""
     daemon, turns = OfflineDaemon(), Turns()
     answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
-    client = FleetClient(daemon.fleet, ("generate",), 10, answers, turns)
+    client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)
     for _ in range(40):
         daemon.fleet.outputs.put_nowait(EngineCoreOutputs())
     others: list[int] = []

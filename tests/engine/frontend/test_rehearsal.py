@@ -17,7 +17,7 @@ SCRIPT = """
 import json, sys
 from melld.config_text import parse_config
 from melld.engine.frontend import frontend
-from melld.engine.frontend.rehearsal import prepare
+from melld.engine.frontend.rehearsal import moves_of, prepare
 from melld.engine.vllm_options import frontend_options
 from melld.errors import ConfigError
 unread = set(frontend_options())
@@ -33,6 +33,7 @@ for line in sys.stdin:
         vllm_config, arguments = prepare(config, "cpu")
         told = ["served", vllm_config.model_config.served_model_name, *arguments.served_model_name]
         told += filter(None, [arguments.structured_outputs_config.reasoning_parser])
+        told += [moves_of(vllm_config)]
     except ConfigError as error:
         told = [error.where, error.why]
     print("TOLD", json.dumps(told), flush=True)
@@ -124,24 +125,24 @@ def test_files_that_are_no_model_are_told_as_the_path(told: list[list[str]]) -> 
 
 def test_what_vllm_takes_is_prepared(told: list[list[str]], demo_model: Path) -> None:
     """Once and again in one process, as a daemon prepares before it serves."""
-    assert told[len(REFUSED) + 1 :][:2] == [["served", demo_model.name, demo_model.name]] * 2
+    assert told[len(REFUSED) + 1 :][:2] == [["served", demo_model.name, demo_model.name, "KV, 4.1 KB a token"]] * 2
 
 
 def test_parsers_of_the_operators_own_are_known(told: list[list[str]], demo_model: Path) -> None:
     """The files that hold them are read, and one that cannot be read is named; the API has the one for reasoning."""
     served, refused = told[len(REFUSED) + 3 :][:2]
-    assert served == ["served", demo_model.name, demo_model.name, "ours"]
+    assert served == ["served", demo_model.name, demo_model.name, "ours", "KV, 4.1 KB a token"]
     assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: the log says why"]
 
 
 def test_a_model_that_hears_is_prepared(told: list[list[str]]) -> None:
     """It has an encoder and a decoder, and no chat."""
-    assert told[-4] == ["served", "hears", "hears"]
+    assert told[-4] == ["served", "hears", "hears", "tokens, not KV (an encoder's output)"]
 
 
 def test_a_model_with_states_is_prepared(told: list[list[str]]) -> None:
     """Some of its layers keep a state instead of KV."""
-    assert told[-3] == ["served", "remembers", "remembers"]
+    assert told[-3] == ["served", "remembers", "remembers", "KV with state, 39.3 KB + 1.02 KB a token"]
 
 
 def test_drafts_for_states_on_a_cpu_are_refused(told: list[list[str]]) -> None:

@@ -1,0 +1,71 @@
+"""Completions with the usage of a call as OpenAI counts it.
+
+vLLM tells the cached tokens of one of several prompts, and counts the token that it makes to score a prompt.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.outputs import RequestOutput
+
+from melld.api.serving.completions import Completions
+
+_DATA = "data: "
+_LAST, _DETAILS = '"choices":[]', '"prompt_tokens_details":{'
+"""Signs of the event with the usage; text of the model cannot hold them, as its quotation marks are escaped."""
+
+
+class CountedCompletions(Completions):
+    """Completions that count the cached tokens of all prompts, and no token that nobody asked for."""
+
+    def request_output_to_completion_response(
+        self, final_res_batch: list[RequestOutput], request: CompletionRequest, *arguments: Any
+    ) -> Any:
+        """See vLLM, which reads the cached tokens of the last result."""
+        for result in final_res_batch:
+            _count_only_wanted(result, request)
+        cached = [one.num_cached_tokens for one in final_res_batch if one.num_cached_tokens is not None]
+        final_res_batch[-1].num_cached_tokens = sum(cached) if cached else None
+        return super().request_output_to_completion_response(final_res_batch, request, *arguments)
+
+    def completion_stream_generator(
+        self, request: CompletionRequest, engine_inputs: list[Any], result_generator: Any, *more: Any, **named: Any
+    ) -> AsyncGenerator[str, None]:
+        """See vLLM, which reads the cached tokens of the first result."""
+        cached: dict[int, int] = {}
+        noted = _noted(result_generator, request, cached)
+        events: AsyncGenerator[str, None]
+        events = super().completion_stream_generator(request, engine_inputs, noted, *more, **named)
+        return events if len(engine_inputs) == 1 else _with_all_cached(events, cached)
+
+
+async def _noted(
+    results: AsyncGenerator[tuple[int, RequestOutput], None], request: CompletionRequest, cached: dict[int, int]
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Pass the results on, and note the cached tokens of each prompt."""
+    async with contextlib.aclosing(results):
+        async for index, result in results:
+            cached.setdefault(index, result.num_cached_tokens or 0)
+            _count_only_wanted(result, request)
+            yield index, result
+
+
+async def _with_all_cached(events: AsyncGenerator[str, None], cached: dict[int, int]) -> AsyncGenerator[str, None]:
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if _LAST in event and _DETAILS in event:
+                said = json.loads(event.removeprefix(_DATA))
+                said["usage"]["prompt_tokens_details"]["cached_tokens"] = sum(cached.values())
+                yield f"{_DATA}{json.dumps(said)}\n\n"
+            else:
+                yield event
+
+
+def _count_only_wanted(result: RequestOutput, request: CompletionRequest) -> None:
+    """Drop the token that a worker has made although none is wanted."""
+    if request.max_tokens == 0:
+        for output in result.outputs:
+            output.token_ids = []
