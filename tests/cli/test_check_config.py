@@ -76,7 +76,7 @@ def test_a_script_gets_json(place: Path) -> None:
     ("words", "why"),
     [
         (["gone.toml"], "gone.toml: cannot be read: No such file or directory"),
-        (["melld.toml", "--config", "melld.toml"], "--config: does not go together with FILE"),
+        (["melld.toml", "--config", "melld.toml"], "--config: cannot be combined with FILE"),
         (["--model", "./elsewhere"], "[model] path: there is no directory ./elsewhere"),
         (["--model", "."], "[model] path: . holds no config.json"),
         (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
@@ -148,7 +148,7 @@ def test_a_name_is_left_to_vllm(place: Path) -> None:
     """A model that is named as its hub names it is found when it is loaded, not here, and this is said."""
     done = check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct")
     assert done.returncode == 0
-    assert "note: meta-llama/Llama-3.1-8B-Instruct is not a directory here" in done.stderr
+    assert "note: meta-llama/Llama-3.1-8B-Instruct is not a local directory" in done.stderr
 
 
 def test_it_loads_nothing_heavy(place: Path) -> None:
