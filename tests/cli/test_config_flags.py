@@ -131,7 +131,11 @@ def test_any_key_can_be_set_in_toml() -> None:
         (["--model=m", "--device", "auto:1"], "--device", "'auto:1' is not cuda:0,1"),
         (["--model=m", "--device", "cuda:0", "--kv-bytes", "1GiB"], "--kv-bytes", "applies to CPU devices"),
         (["--model=m", "--kv-bytes", "lots"], "devices.cpu.kv_bytes", "'lots' is not a size"),
-        (["--model=m", "--role", "w0"], "--role", "'w0' is not WORKER=ROLE with one of the roles mixed, prefill, decode"),
+        (
+            ["--model=m", "--role", "w0"],
+            "--role",
+            "'w0' is not WORKER=ROLE with one of the roles mixed, prefill, decode",
+        ),
         (["--model=m", "--role", "w0=first"], "--role", "'w0=first' is not WORKER=ROLE"),
         (["--model=m", "--role", "=decode"], "--role", "'=decode' is not WORKER=ROLE"),
         (["--model=m", "--set", "server.port"], "--set server.port", "is not TABLE.KEY=VALUE"),
