@@ -82,7 +82,7 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
         (["--model", "listing"], "[model] path: listing/config.json is not JSON"),
         (["--api-key-file", "gone"], "gone: the keys cannot be read: No such file"),
-        (["--api-key-file", "blank"], "[server.api_key_file]: blank holds no key"),
+        (["--api-key-file", "blank"], "[server.api_key_file]: blank contains no key"),
         (["--host", "0.0.0.0"], "[server.host]: 0.0.0.0 is reachable from other machines"),  # noqa: S104
         (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: [devices] per_worker"),
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
