@@ -195,9 +195,6 @@ class MigrationConfig(Table, frozen=True, kw_only=True):
     """Verify copied blocks against the source; a mismatch cancels the move."""
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
     """Maximum copy rate from one worker to another, per second: `"2GiB"`."""
-    boundaries: Literal["auto", "saved", "default"] = "auto"
-    """Limits for moves: `auto`, as measured at the first start while idle; `saved`, by `melld profile`; `default`,
-    generous figures."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     """How much recomputing moved tokens may lengthen a step, as a fraction."""
     max_moves_per_link: Positive = 4

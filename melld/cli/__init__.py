@@ -38,7 +38,6 @@ COMMANDS: Mapping[str, SubCommand] = {
     "why": SubCommand("melld.cli.why", "explain what happened to a request, when and why"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.upkeep.drain", "take a worker out of service and free its device"),
-    "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
     "resume": SubCommand("melld.cli.upkeep.resume", "return a drained worker to service"),
     "renew": SubCommand("melld.cli.upkeep.renew", "replace the daemon with newer code or settings, without downtime"),
     "run": SubCommand("melld.cli.borrowing.command", "lend a device to a program while it runs"),

@@ -290,7 +290,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     roles: str = ""
     """Why the workers have their roles."""
     boundaries: str = ""
-    """Where the limits for moves come from; `melld profile --show --json` has the figures."""
+    """Measured limits of links and workers for moves."""
     links: tuple[LinkStatus, ...] = ()
     async_scheduling: str = ""
     """On or off, and why."""
