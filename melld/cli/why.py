@@ -20,11 +20,11 @@ _REASONS = frozenset(Reason)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.add_argument("request", metavar="REQUEST", help="its id or a part of it; it may have ended recently")
-    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of asking the daemon")
+    parser.add_argument("request", metavar="REQUEST", help="id, or part of it, of a running or recent request")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of querying the daemon")
     does = (
-        "Print what happened to a request, when, and why: its waits, its workers, its moves, its end.  Times are in "
-        "seconds since it arrived; #N is the event on which it happened, `step` in the decision log."
+        "Print what happened to a request, when and why: waiting, placement, moves, end.  Times are in seconds since "
+        "it arrived; #N is the event that triggered it, `step` in the decision log."
     )
     describe(parser, does, "done", "unknown request or unreadable log", "the story as JSON")
 
@@ -46,12 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_words(story: Story) -> str:
-    """Return the story as text for people."""
+    """Return the story as human-readable text."""
     end_s = story.lines[-1].at_s if story.lines else 0.0
     head = f"{story.request}: {'ended' if story.ended else 'running, last event'} {end_s:.3f} s after it arrived"
     lines = [f"{line.at_s:10.3f} s  {_what(line)}  ({_event(line)})" for line in story.lines]
     if story.left_out:
-        lines.insert(1, f"{'':10}    {story.left_out} lines are not kept")
+        lines.insert(1, f"{'':10}    {story.left_out} lines omitted")
     return "\n".join([head, *lines])
 
 
@@ -63,7 +63,7 @@ def _what(line: Line) -> str:
         case Happened.PLACED:
             return f"placed on {line.worker}: {_sentence(line.reason)}"
         case Happened.PROMISED:
-            return f"promised room on {line.worker}, which others leave for it"
+            return f"memory reserved on {line.worker}, while others move away"
         case Happened.MOVE_BEGAN:
             return f"move {way}{by} decided: {_sentence(line.reason)}"
         case Happened.MOVED:
@@ -71,9 +71,9 @@ def _what(line: Line) -> str:
         case Happened.MOVE_CANCELLED:
             return f"move cancelled after {line.took_s or 0:.3f} s, stays on {line.worker}: {_sentence(line.reason)}"
         case Happened.DISPLACED:
-            return f"displaced: {line.source} is gone, its tokens so far are kept"
+            return f"displaced: {line.source} is gone; tokens so far are kept"
         case Happened.SUSPENDED:
-            return f"suspended on {line.source}, its tokens so far are kept: {_sentence(line.reason)}"
+            return f"suspended on {line.source}, tokens so far are kept: {_sentence(line.reason)}"
         case Happened.PREEMPTED:
             return f"preempted: {line.worker} ran out of blocks"
         case Happened.RESUMED:

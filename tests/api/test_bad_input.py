@@ -223,7 +223,7 @@ def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: 
 def test_an_entry_is_told_what_it_lacks_or_may_be(strict: DaemonProcess) -> None:
     """Not what it would need to be something else."""
     for part, said in (
-        ({"type": "smell"}, "entry 0 is of no known type: use one of 'text', 'image_url', 'input_audio', 'file'"),
+        ({"type": "smell"}, "entry 0 has an unknown type: use one of 'text', 'image_url', 'input_audio', 'file'"),
         ({"type": "image_url"}, "entry 0: image_url: Field required"),
         ({"type": "text", "text": 5}, "entry 0: text: Input should be a valid string"),
     ):
