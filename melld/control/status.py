@@ -37,7 +37,7 @@ class WorkerState(enum.StrEnum):
     WAKING = "waking"  # its process starts again; requests placed on it wait
     DRAINED = "drained"  # an operator took its device; `melld resume` starts it
     LENT = "lent"  # another program has its device (`melld run`); it starts when that ends
-    WAITING = "waiting"  # another program fills its device; it starts when that has gone
+    WAITING = "waiting"  # another program fills its device, or its machine is lost; it starts when that is over
     STOPPED = "stopped"  # no process; started when needed
     FAILED = "failed"  # its process died or would not start; `reason` says what comes next
 
