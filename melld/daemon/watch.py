@@ -66,7 +66,7 @@ class Watch:
         identity: Identity,
         condition: Condition,
         nvml: Nvml | None,
-        landlord: LandlordShell | None = None,
+        landlord: LandlordShell,
         machines: Machines | None = None,
     ) -> None:
         self._models = models
@@ -175,7 +175,7 @@ class Watch:
             model=self._models[0].name,
             models=self._models[0].names,
             served=tuple(model.status() for model in self._models),
-            devices=self._landlord.devices() if self._landlord is not None else (),
+            devices=self._landlord.devices(),
             machines=self._machines.status() if self._machines is not None else (),
             state=self._condition.state,
             renewal=self._condition.renewal,

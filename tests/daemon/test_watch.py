@@ -21,6 +21,7 @@ from melld.daemon.obstacles import look_for_obstacle
 from melld.daemon.operations import operations_of
 from melld.daemon.town.front_ends import FrontEnds
 from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
@@ -62,9 +63,10 @@ class Watched:
             why=why,
         )
         self.model = ServedModel(parts)
+        self.landlord = LandlordShell(Landlord(), daemon.clock)
         self.condition = Condition(state=DaemonState.READY)
         self.machines = Machines(parts.config, {}, daemon.fleet)
-        self.watch = Watch([self.model], identity, self.condition, None, machines=self.machines)
+        self.watch = Watch([self.model], identity, self.condition, None, self.landlord, self.machines)
         self.fleet = daemon.fleet
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
@@ -73,7 +75,7 @@ class Watched:
 
     def metric(self, name: str) -> list[float]:
         registry = CollectorRegistry()
-        registry.register(Metrics(self.watch, [self.model]))  # type: ignore[arg-type]
+        registry.register(Metrics(self.watch, [self.model], self.landlord))  # type: ignore[arg-type]
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 
@@ -212,7 +214,7 @@ async def test_who_names_no_worker_is_told_of_machines_too() -> None:
     hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
-    operations = operations_of([watched.model], machines=watched.machines)
+    operations = operations_of([watched.model], watched.landlord, watched.machines)
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
         with pytest.raises(UnknownWorker, match=r"there are: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
@@ -222,8 +224,12 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
     """A borrower is told in a line who does give them out."""
     watched = Watched()
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
+    several.tenants[watched.model.key] = Tenant(watched.model, 1000, lends=True)
     asked = Lend(command="train", pid=7, user="ann")
-    for parts, why in (((None, watched.machines), "Ray gives out"), ((several, None), "several models share")):
+    for parts, why in (
+        ((watched.landlord, watched.machines), "Ray gives out"),
+        ((several, None), "several models share"),
+    ):
         with pytest.raises(NeverLent, match=why):
             await operations_of([watched.model], *parts)["lend"].act(asked, None)
 
@@ -231,7 +237,7 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
 async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
     """`melld load` says at once that only a request wakes its workers, instead of after five minutes."""
     watched = Watched()
-    load = operations_of([watched.model])["load"].act
+    load = operations_of([watched.model], watched.landlord)["load"].act
     watched.model.serving = object()
     assert (await load(Load(model="demo"))).state is ModelState.LOADED
     for place in watched.places:

@@ -1,6 +1,6 @@
 """The Landlord at work: tells it what happens to the models of one daemon, and carries out its commands.
 
-Only with several models.  Decides nothing: `melld.landlord` does.
+Has tenants only where several models share devices.  Decides nothing: `melld.landlord` does.
 
     schedulers, workers, calls ──event──► Landlord ──commands──► schedulers (what they may hold), fleets (granules),
                                                                  supervisors (processes)
@@ -50,8 +50,7 @@ class LandlordShell:
         self.tenants: dict[ModelName, Tenant] = {}
         self.loads: Counter[ModelName] = Counter()
         self._clock = clock
-        self._heard_s = 0.0
-        self._told = NO_EVENT
+        self._heard_s, self._told = 0.0, NO_EVENT
         self._by_worker: dict[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
@@ -149,7 +148,8 @@ class LandlordShell:
 
     def want(self, model: ServedModel) -> None:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
-        tenant = self.tenants[model.key]
+        if (tenant := self.tenants.get(model.key)) is None:
+            return  # it is alone
         self._front_ends.open(model)
         offers = [self._last_offers[worker] for worker in tenant.fleet.places if worker in self._last_offers]
         there = any(self.landlord.instances[worker].state in ON_DEVICE for worker in tenant.fleet.places)

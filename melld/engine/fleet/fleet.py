@@ -174,6 +174,11 @@ class Fleet:
         """Tell the scheduler what an owned worker may hold now, and in what time it would serve."""
         self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
 
+    def let_to(self, owner: WorkerOwner) -> None:
+        """Let this owner decide from now on which workers have a process."""
+        self.lending.owner = owner
+        self.supervisor.let_to(owner)
+
     @contextlib.contextmanager
     def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
         """Lose these workers, with their machine, as one event: the block tells of the end of each process.

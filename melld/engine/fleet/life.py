@@ -8,6 +8,7 @@ strictest of their wishes counts.
 """
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -119,9 +120,9 @@ WARM = frozenset({State.READY, State.ASLEEP})
 
 
 class WorkerLife:
-    """One worker's life.  `patience`: how many failed starts in a row it is tried again after."""
+    """One worker's life."""
 
-    def __init__(self, worker: WorkerId, patience: float = MAX_FAILED_STARTS) -> None:
+    def __init__(self, worker: WorkerId) -> None:
         self.state = State.STOPPED
         self.failed_starts = 0
         """Deaths in a row while loading."""
@@ -130,7 +131,7 @@ class WorkerLife:
         self.obstacle = ""
         """What keeps it from being started, in words: another program fills its device, or its machine is lost."""
         self._worker = worker
-        self._patience = patience
+        self._patience: float = MAX_FAILED_STARTS
         self._wishes: dict[Who, Intent] = {}
 
     @property
@@ -155,6 +156,10 @@ class WorkerLife:
     def back_off_s(self) -> float:
         """Return the seconds to wait after a death until the next start."""
         return min(MAX_BACK_OFF_S, 2.0 ** min(max(0, self.setbacks - 1), MAX_DOUBLINGS))
+
+    def never_give_up(self) -> None:
+        """Try it again after however many failed starts."""
+        self._patience = math.inf
 
     def forgive(self) -> None:
         """Reset the counts of deaths: it has run for long enough, or somebody vouches for it."""

@@ -12,7 +12,7 @@ import asyncio
 import msgspec
 
 from melld.control.status import WorkerState
-from melld.engine.fleet.life import MAX_FAILED_STARTS, WARM, State, WorkerLife
+from melld.engine.fleet.life import WARM, State, WorkerLife
 from melld.engine.fleet.process import WorkerProcess
 from melld.engine.wire.spec import WorkerSpec
 from melld.ids import RequestId, WorkerId
@@ -57,11 +57,11 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Place:
-    """A slot and its present worker.  `patience`: see `WorkerLife`."""
+    """A slot and its present worker."""
 
-    def __init__(self, slot: Slot, patience: float = MAX_FAILED_STARTS) -> None:
+    def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.life = WorkerLife(slot.worker, patience)
+        self.life = WorkerLife(slot.worker)
         self.process: WorkerProcess | None = None
         self.timer: asyncio.TimerHandle | None = None
         """What happens to it next unless something else does before."""

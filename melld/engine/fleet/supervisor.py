@@ -12,7 +12,6 @@ requests: the fleet does.
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from melld.config import HealthConfig
 from melld.engine.fleet.execution import Execution
 from melld.engine.fleet.first_loads import FirstLoads, WorkerStartFailed
 from melld.engine.fleet.hung import HungWorkers
-from melld.engine.fleet.life import MAX_FAILED_STARTS, Event, Intent, State, Who
+from melld.engine.fleet.life import Event, Intent, State, Who
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.ports import WorkerListener, WorkerOwner
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
@@ -86,16 +85,26 @@ class Supervisor:
         for place in self.places.values():
             place.life.wish(Who.DAEMON, intent)
 
+    def let_to(self, owner: WorkerOwner) -> None:
+        """Let this owner decide from now on.  A start that is under way ends: the owner may not have room for it."""
+        self.owner, self.first = owner, owner.first
+        for worker, place in self.places.items():
+            place.life.never_give_up()
+            if not place.is_ready:
+                self.stop_worker(worker)
+
     # -- machines, and what else is in a worker's way -----------------------------------------------------------------
 
     def add(self, slots: Sequence[Slot], host: Host) -> None:
         """Make places on this host; start their workers if the others have been started."""
         for slot in slots:
-            place = self.places[slot.worker] = Place(slot, MAX_FAILED_STARTS if self.owner is None else math.inf)
+            place = self.places[slot.worker] = Place(slot)
             place.life.wish(Who.DAEMON, self._intent)
             self._run.hosts[slot.worker] = host
             if self.owner is None:
                 self._run.take(place, Event.WAKE)
+            else:
+                place.life.never_give_up()
 
     @contextlib.contextmanager
     def losing(self, workers: Iterable[WorkerId], why: str) -> Iterator[None]:

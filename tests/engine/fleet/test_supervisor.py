@@ -371,7 +371,7 @@ def test_a_worker_that_dies_while_it_dozes_is_told_of_once() -> None:
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
         gone: list[WorkerId] = []
-        daemon.fleet.lending._owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
+        daemon.fleet.lending.owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
         daemon.fleet.doze(W0)
         daemon.worker(W0).obey()
         daemon.worker(W0).deliver()

@@ -73,6 +73,7 @@ class VirtualDaemon:
         owner: Any = None,
         name: str = "w",
         host: Callable[[], VirtualHost] = VirtualHost,
+        is_alone: bool = False,
     ) -> None:
         self.names = [WorkerId(f"{name}{index}") for index in range(workers)]
         specs = [WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
@@ -89,7 +90,9 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health, owner=owner)
+        self.fleet = Fleet(
+            [], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health, owner=None if is_alone else owner
+        )
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
