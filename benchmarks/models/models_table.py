@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from benchmarks.harness import parser_of, record
+from benchmarks.models.tenancies import setting as settings
+from benchmarks.models.tenancies.experiment import run_tenancy
+from benchmarks.models.tenancies.setting import ModelArrival, RatedModel, Setting
 from melld.ids import ModelName
 from melld.simulator.catalogue import CARDS, MODELS
-from melld.simulator.models import setting as settings
-from melld.simulator.models.experiment import run_tenancy
-from melld.simulator.models.setting import ModelArrival, RatedModel, Setting
 from melld.simulator.workload import LogNormal
 
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)

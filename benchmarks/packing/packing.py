@@ -17,9 +17,9 @@ import msgspec
 
 from benchmarks.harness import parser_of, record, source_of
 from benchmarks.packing.packing_cells import Cell, Result, compute
+from benchmarks.packing.paper_figures import draw_batching, draw_groups, draw_over_time
 from melld.simulator.experiment import ALL_POLICIES
 from melld.simulator.measures import Report
-from melld.simulator.plots import draw_batching, draw_groups, draw_over_time
 
 LOADS = {
     "conv": "Azure 2023 conversation",

@@ -256,7 +256,7 @@ def block_bytes_of(engine: "EngineCore") -> int:
 def add_own_request(
     engine: "EngineCore", name: str, token_ids: list[int], parameters: "SamplingParams | PoolingParams"
 ) -> None:
-    """Add a prompt of the worker's own to the engine, to warm up or to measure; its outputs go nowhere.
+    """Add a prompt of the worker's own to the engine, to warm up; its outputs go nowhere.
 
     `parameters` say whether it is for sampling or for pooling; `name` keeps it apart from users' requests.
     """
