@@ -38,7 +38,6 @@ COMMANDS: Mapping[str, SubCommand] = {
     "why": SubCommand("melld.cli.why", "tell what happened to a request, when, and why"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
     "drain": SubCommand("melld.cli.upkeep.drain", "take a worker out of service, and free its device"),
-    "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
     "resume": SubCommand("melld.cli.upkeep.resume", "take a drained worker into service again"),
     "renew": SubCommand("melld.cli.upkeep.renew", "replace the daemon by one of newer code or settings, without loss"),
     "run": SubCommand("melld.cli.borrowing.command", "lend a device to a program for as long as it runs"),

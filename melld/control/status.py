@@ -291,7 +291,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     roles: str = ""
     """Why the workers have their roles."""
     boundaries: str = ""
-    """Limits for moves; `melld profile --show --json` has the figures."""
+    """What links and workers were seen to do for moves."""
     links: tuple[LinkStatus, ...] = ()
     async_scheduling: str = ""
     """On or off, and why."""

@@ -18,7 +18,6 @@ from melld.daemon.history import History
 from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.stories import Stories
-from melld.driver.boundaries import BoundaryKeeper
 from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
@@ -72,7 +71,6 @@ class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
     driver: Driver
     cluster: ClusterView
     idle: IdleWorkers
-    boundaries: BoundaryKeeper
     history: History
     stories: Stories
     why: Explainer
@@ -207,7 +205,6 @@ class ServedModel:
             "token texts": Work(self.frontend.learn_token_texts),
             "epochs": vital(parts.driver.run),
             "idle workers": Work(parts.idle.run),
-            "boundaries": Work(parts.boundaries.run),
         }
 
     def check_queue(self, client: str, priority: int) -> None:

@@ -15,8 +15,6 @@ from melld.control.messages import (
     Lend,
     Load,
     Migrate,
-    Profile,
-    Profiled,
     Resume,
     Resumed,
     Unload,
@@ -74,7 +72,7 @@ def operations_of(
     machines: Machines | None = None,
     by_hand: ByHand | None = None,
 ) -> dict[str, Operation | Lasting]:
-    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
+    """Return the operations behind `melld migrate`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
 
     async def lend(asked: Lend, call: OpenCall) -> None:
         if machines is not None:
@@ -91,10 +89,6 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
         driver = _of_worker(models, asked.worker).driver
         way = asked.via, asked.after_first_token
         return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
-
-    async def profile(asked: Profile) -> Profiled:
-        boundaries = model_called(models, asked.model).parts.boundaries
-        return await boundaries.measure() if asked.measure else boundaries.report()
 
     async def drain(asked: Drain) -> Drained:
         if machines is not None and (workers := machines.workers(asked.worker)):
@@ -113,7 +107,6 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
 
     return {
         "migrate": Operation(Migrate, migrate),
-        "profile": Operation(Profile, profile),
         "drain": Operation(Drain, drain),
         "resume": Operation(Resume, resume),
     }

@@ -183,7 +183,7 @@ class Watch:
             url=self._identity.url,
             policy=self._identity.policy,
             roles="; ".join(dict.fromkeys(parts.why.roles() for parts in each)),
-            boundaries="; ".join(dict.fromkeys(parts.boundaries.line() for parts in each)),
+            boundaries="; ".join(dict.fromkeys(parts.driver.wanted.boundaries().in_words() for parts in each)),
             links=tuple(link for parts in each for link in parts.why.links()),
             async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),

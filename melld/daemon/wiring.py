@@ -2,7 +2,7 @@
 
 Owns the wiring.  Starts nothing.
 
-    for each model:  scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers, boundaries ─► why
+    for each model:  scheduler, planner ─► fleet ─► executor ─► driver ─► idle workers ─► why
     for all:         devices, template process ─► models ─► watch, metrics
 """
 
@@ -23,7 +23,6 @@ import prometheus_client
 from melld import __version__
 from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
-from melld.daemon.boundaries import boundary_settings
 from melld.daemon.devices import find_gpus, kind_of, sized, slots_by_model, worker_environment
 from melld.daemon.history import History
 from melld.daemon.machines import Machines
@@ -40,7 +39,6 @@ from melld.decisions.file import DecisionLogFile
 from melld.decisions.recorder import recording
 from melld.decisions.records import header_record
 from melld.decisions.stories import Stories
-from melld.driver.boundaries import BoundaryKeeper
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
@@ -67,6 +65,7 @@ from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
+from melld.migrate.topology import segments_of
 from melld.scheduler.idle import SLEEP_AFTER_S, IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
@@ -236,7 +235,9 @@ def make_model(
     aware = settings.prefix_aware and settings.policy == MellSlo.name
     owner, codec = shared.landlord, EngineCodec()
     fleet = Fleet(slots, shared.host, codec, lambda: driver, clock, config.health, limit_s, aware, owner)
-    planner = Planner(Boundaries().for_epochs_of(epoch_s))
+    links = shared.nvml.links([gpu.uuid for gpu in shared.gpus])
+    segments, migration = segments_of({slot.worker: slot.uuid for slot in slots}, links), config.migration
+    planner = Planner(Boundaries.assumed(epoch_s, migration.step_slowdown, migration.link_limit_bytes_per_s, segments))
     executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
     on_rest = () if owner is None else (owner.tell_offers,)
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s, *on_rest)
@@ -245,21 +246,12 @@ def make_model(
     stop_after_s = config.idle.stop_after_s if models == 1 else math.inf  # of several the Landlord stops workers
     idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, stop_after_s)
     idle = IdleWorkers(fleet, scheduler.cluster, idle_settings, clock)
-    links = shared.nvml.links([gpu.uuid for gpu in shared.gpus])
-    limits = boundary_settings(config, slots, shared.gpus, links, os.environ)
-    if models > 1:
-        # Beside other models' requests no figure would hold, and copying free blocks would take memory for them.
-        limits = msgspec.structs.replace(limits, file=beside(limits.file, config.model), measure_unasked=False)
-    if config.cluster.address is not None:
-        # Nobody knows beforehand which machines join.
-        limits = msgspec.structs.replace(limits, file=limits.file.with_stem("boundaries-cluster"), read=False)
     return ModelParts(
         config=config,
         fleet=fleet,
         driver=driver,
         cluster=scheduler.cluster,
         idle=idle,
-        boundaries=BoundaryKeeper(fleet, planner, limits, clock),
         history=history,
         stories=stories,
         why=Explainer(scheduler, driver, history, stories, idle, clock),

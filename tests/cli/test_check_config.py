@@ -84,7 +84,7 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--api-key-file", "gone"], "gone: the keys cannot be read: No such file"),
         (["--api-key-file", "blank"], "[server.api_key_file]: blank holds no key"),
         (["--host", "0.0.0.0"], "[server.host]: 0.0.0.0 is reachable from other machines"),  # noqa: S104
-        (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: [devices] per_worker"),
+        (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: use [devices] per_worker"),
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
         (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is not one of "),
         (["--device", "cuda:0"], "[devices] cuda: no GPU found"),

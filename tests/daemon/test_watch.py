@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,7 +24,6 @@ from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
-from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
 from melld.driver.drain import DrainState, WorkerDrain
 from melld.driver.idle import IdleWorkers
 from melld.driver.lendable import NeverLent
@@ -51,10 +49,6 @@ class Watched:
         history = History(daemon.scheduler, daemon.clock)
         idle = IdleWorkers(daemon.fleet, daemon.scheduler.cluster, IdleSettings(None, None), daemon.clock)
         why = Explainer(daemon.scheduler, daemon.driver, history, Stories(10), idle, daemon.clock)
-        limits = BoundarySettings(
-            file=Path(), fingerprint={}, epoch_s=0.1, share=0.1, read=False, measure_unasked=False
-        )
-        boundaries = BoundaryKeeper(daemon.fleet, daemon.planner, limits, daemon.clock)
         identity = Identity(pid=1, policy="most-free", url="", started_s=0.0)
         parts = ModelParts(
             config=Config(model=ModelConfig(path="m", name="demo")),
@@ -62,7 +56,6 @@ class Watched:
             driver=daemon.driver,
             cluster=daemon.scheduler.cluster,
             idle=idle,
-            boundaries=boundaries,
             history=history,
             stories=Stories(10),
             why=why,
@@ -206,7 +199,7 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
         (W0, W2): "the link is not open yet",
         (W1, W2): "the link is not open yet",
     }
-    assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 1e9)
+    assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 5e4)
     assert told[W0, W1].transport is None
 
 

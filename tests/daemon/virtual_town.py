@@ -133,7 +133,7 @@ class Town:
             )
             daemon.idle = IdleWorkers(daemon.fleet, daemon.cluster, IdleSettings(2.0, math.inf), loop.time)
             is_pinned = pinned and name == self.names[0]
-            parts: Any = dict.fromkeys(("boundaries", "history", "why"))
+            parts: Any = dict.fromkeys(("history", "why"))
             parts |= {"fleet": daemon.fleet, "driver": daemon.driver, "cluster": daemon.cluster, "idle": daemon.idle}
             config = Config(model=ModelConfig(path="", name=name, pinned=is_pinned))
             parts |= {"config": config, "stories": daemon.stories}

@@ -14,7 +14,6 @@ MELLD = Path(__file__).parents[2] / "melld"
 WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLOCK_REALTIME"}
 TOLD = {
     "daemon/wiring.py": "the first record of the decision log says what o'clock it is",
-    "driver/boundaries.py": "a profile says when it was measured",
     "engine/worker/start.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
 }
 

@@ -33,8 +33,6 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     add_flag(source, "--poisson RATE", "arrivals per second of a Poisson process", type=_positive)
     replayed = "a decision log: replay its facts through the scheduler and check that it decides the same"
     add_flag(source, "--replay FILE", replayed, type=Path)
-    models = "TOML with [[models]]: name, model, rate (per second) of several models that share the GPUs"
-    add_flag(source, "--models FILE", models, type=Path)
     lengths = "CSV (or gzip) of prompt_tokens, output_tokens to draw from; or "
     lengths += "lognormal[:PROMPT_MEDIAN,SIGMA,OUTPUT_MEDIAN,SIGMA]; replaces a trace's own"
     add_flag(group, "--lengths FILE", lengths)
@@ -86,9 +84,6 @@ def add_scheduler(group: argparse._ArgumentGroup) -> None:
     """Add the flags for the policy and how often it plans."""
     policies = f"{', '.join(ALL_POLICIES)} (default: {SchedulerConfig().policy}; with --replay: the log's)"
     add_flag(group, "--policy P[,P...]", policies)
-    sharing = "with --models: lending (melld), fixed (without lending), split and even (once), fifo and collated "
-    sharing += "(swapping whole models) (default: lending,split,collated)"
-    add_flag(group, "--sharing S[,S...]", sharing)
     add_flag(group, "--epoch-ms MS", "period of re-planning (default: 100)", type=_positive, default=100.0)
     slots = "judge overflow after the scheduler has acted on the epoch, as the paper's time slots do"
     add_flag(group, "--paper-slots", slots, action="store_true")
@@ -101,7 +96,6 @@ def add_output(group: argparse._ArgumentGroup) -> None:
     add_flag(group, "--json", "print one JSON object", action="store_true")
     log = "write every fact and decision, one JSON object per line (one policy only)"
     add_flag(group, "--decision-log FILE", log, type=Path)
-    add_flag(group, "--plot DIR", "draw the paper's figures 11 to 15 as PNG (needs matplotlib)", type=Path)
 
 
 def _bytes(text: str) -> int:

@@ -92,7 +92,7 @@ class VirtualDaemon:
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
-        planner = Planner(Boundaries().for_epochs_of(0.1))
+        planner = Planner(Boundaries())
         on_rest = () if owner is None else (owner.tell_offers,)
         self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1, *on_rest)
         self.drains = self.driver.drains
