@@ -81,7 +81,7 @@ def create_control_app(
         operation = operations.get(name)
         if operation is None:
             known = ", ".join(sorted(operations)) or "none"
-            return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
+            return _refusal(404, "unknown_operation", f"no operation {name!r}; available: {known}")
         try:
             body = await (request.content.readline() if isinstance(operation, Lasting) else request.read())
         except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP

@@ -92,7 +92,7 @@ def choose(workers: Sequence[Lendable], wanted: Wanted) -> Lot:
 def _check(workers: Sequence[Lendable], wanted: Wanted) -> None:
     known = devices_of(workers)
     if unknown := [device for device in wanted.devices if device not in known]:
-        raise NeverLent(f"there is no device {unknown[0]!r}; there are: {', '.join(known)}")
+        raise NeverLent(f"there is no device {unknown[0]!r}; available: {', '.join(known)}")
     if wanted.count > len(known):
         raise NeverLent(f"there are {len(known)} devices, not {wanted.count}")
     if not wanted.devices and wanted.count == len(known) and not wanted.even_last:

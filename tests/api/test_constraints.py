@@ -104,7 +104,7 @@ def test_a_tool_call_without_an_object_is_not_the_client_s_mistake(strict: Daemo
     asked = _anthropic(tools=[tool], tool_choice={"type": "tool", "name": "look"}, max_tokens=1000)
     answer = request(strict.url, "POST", MESSAGES, asked)
     assert answer.status == 502, answer.body
-    assert answer.json()["error"]["message"].startswith("the model has called look with something other")
+    assert answer.json()["error"]["message"].startswith("the model called look with arguments that are not")
 
 
 @pytest.mark.parametrize(

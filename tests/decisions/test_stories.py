@@ -188,4 +188,4 @@ def test_a_story_is_read_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixtur
     story = msgspec.json.decode(capsys.readouterr().out, type=Story)
     assert (story.request, story.lines[-1].what) == ("r3", Happened.FINISHED)
     assert main(["why", "nobody", "--log", str(log)]) == 1
-    assert "there is no request 'nobody'" in capsys.readouterr().err
+    assert "no request 'nobody'" in capsys.readouterr().err

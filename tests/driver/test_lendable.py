@@ -112,7 +112,7 @@ def test_of_equals_the_last_is_lent() -> None:
             "of 1 device wanted 0 can be lent: without w0 none would serve (--all lends it, too); cpu:1 is lent",
         ),
         (Wanted(devices=("cpu:1",)), "of 1 device wanted 0 can be lent: cpu:1 is lent"),
-        (Wanted(devices=("cpu:7",)), "there is no device 'cpu:7'; there are: cpu:0, cpu:1"),
+        (Wanted(devices=("cpu:7",)), "there is no device 'cpu:7'; available: cpu:0, cpu:1"),
         (Wanted(count=3), "there are 2 devices, not 3"),
         (Wanted(count=2), "2 are all devices, and one stays in service: --all lends it, too"),
     ],

@@ -53,7 +53,7 @@ def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [("us/nobodys", "refuses it (404 Not Found"), ("no name", "there is no directory no name")]
+    ("model", "why"), [("us/nobodys", "refuses it (404 Not Found"), ("no name", "no such directory: no name")]
 )
 def test_a_model_that_the_hub_does_not_have_ends_the_start(hub: str, tmp_path: Path, model: str, why: str) -> None:
     """Before any worker starts."""

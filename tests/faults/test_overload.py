@@ -182,7 +182,7 @@ def test_a_worker_that_cannot_load_is_tried_later_and_later_and_says_why(crowded
     weights.write_bytes(b"no weights")
     try:
         os.kill(crowded.worker("w0")["pid"], signal.SIGKILL)
-        told = re.compile("Error.*; starts again in [0-9]+ s")
+        told = re.compile("Error.*; restarts in [0-9]+ s")
         crowded.until(lambda status: told.search(status["workers"][0]["reason"]))
     finally:
         weights.write_bytes(sound)

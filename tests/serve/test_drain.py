@@ -223,7 +223,7 @@ def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: Daem
 def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
     unknown = daemon.melld("drain", "w9")
-    assert (unknown.returncode, "there are: w0, w1" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "available: w0, w1" in unknown.stderr) == (1, True)
     assert daemon.melld("resume", "w9").returncode == 1
     assert daemon.melld("drain", "w0", "--deadline", "soon").returncode == 2
     for command in ("drain", "resume"):
