@@ -173,12 +173,12 @@ class ControlServer:
                 self._control.put_back()
         except (MelldError, OSError) as error:
             if not self._is_told:
-                log.warning("the control socket was removed, and cannot be put back: %s", error)
+                log.warning("the control socket was removed and cannot be restored: %s", error)
             self._is_told = True
             return
         self._is_told = False
         await self.listen()
-        log.warning("the control socket was removed, and is back: %s", self._control.path)
+        log.warning("the control socket was removed; restored it: %s", self._control.path)
 
 
 @contextlib.asynccontextmanager

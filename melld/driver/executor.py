@@ -38,7 +38,7 @@ class NoLink(MelldError):
     code = "no_link"
 
     def __init__(self, source: str, destination: str, why: str) -> None:
-        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; a move by tokens is possible")
+        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; use a move by tokens")
 
 
 class Move:

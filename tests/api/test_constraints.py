@@ -91,7 +91,7 @@ def test_a_schema_is_judged_whichever_way_it_comes(strict: DaemonProcess, way: s
     answer = request(strict.url, "POST", path, body)
     assert answer.status == 400, answer.body
     error = answer.json()["error"]
-    assert "leads back to itself" in error["message"]
+    assert "refers to itself" in error["message"]
     assert path == MESSAGES or error["param"] == param
     path, body, _ = WAYS[way](OBJECT)
     answer = request(strict.url, "POST", path, body)

@@ -121,7 +121,7 @@ def test_a_cluster_without_ray_is_found_out(
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: there is no GPU to use"),
+        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: no GPU is available"),
         ('[cluster]\naddress = "auto"\n', "[cluster] supports one model"),
     ],
 )

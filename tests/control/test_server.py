@@ -369,7 +369,7 @@ async def test_a_control_socket_that_was_removed_comes_back(directory: Path, cap
                 assert await asyncio.to_thread(client.status)  # later than the other daemon's question
             await server.look()
     assert [record.getMessage() for record in caplog.records] == [
-        f"the control socket was removed, and is back: {control.path}"
+        f"the control socket was removed; restored it: {control.path}"
     ] * 2
     assert names_in(directory) == []
 
@@ -401,7 +401,7 @@ async def test_a_control_socket_that_cannot_come_back_is_said_once(
             for _ in range(3):
                 await server.look()
             [said] = [record.getMessage() for record in caplog.records]
-            assert said.startswith("the control socket was removed, and cannot be put back: ")
+            assert said.startswith("the control socket was removed and cannot be restored: ")
             await asyncio.to_thread(directory.unlink)
             await server.look()
             assert await asyncio.to_thread(ControlClient([directory]).status)

@@ -40,11 +40,11 @@ async def test_each_line_says_what_every_worker_does() -> None:
     assert progress.line() == (
         "w0, w2 loading the model; w1 loading the model (Loading safetensors checkpoint shards 25 %)"
     )
-    processes[1]._heard(wire.WorkerLoading("making its KV cache"), [])
+    processes[1]._heard(wire.WorkerLoading("allocating its KV cache"), [])
     places[W0].step("ready")
     places[W2].died(was_ready=False)
     places[W2].process = None
-    assert progress.line() == "w1 making its KV cache; w2 failed"
+    assert progress.line() == "w1 allocating its KV cache; w2 failed"
     places[W1].step("ready")
     places[W2].step("retry")
     places[W2].step("ready")

@@ -86,7 +86,7 @@ def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -
         "w1",
         "kv",
     )
-    assert began.event_in_words == "an operator wants a on w1"
+    assert began.event_in_words == "an operator asked to move a to w1"
     assert (moved.what, moved.source, moved.worker, moved.via) == (Happened.MOVED, "w0", "w1", "tokens")
     assert (moved.took_s, moved.cause) == (0.5, began.event)
     assert (cancelled.what, cancelled.worker, cancelled.reason) == (Happened.MOVE_CANCELLED, "w1", "timed out")

@@ -158,7 +158,7 @@ async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: Offline
     await asyncio.sleep(0)
     for _ in range(22):
         daemon.epoch()
-    with pytest.raises(MoveCancelled, match="it has waited for 2 s: the link is full"):
+    with pytest.raises(MoveCancelled, match="waiting for 2 s: the link is full"):
         await tasks[1]
     assert daemon.state(second) is RequestState.RUNNING
     daemon.refuse(first)

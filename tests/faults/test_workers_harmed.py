@@ -145,7 +145,7 @@ def test_the_workers_that_end_with_their_template_cost_no_token(subject: Subject
         before = {worker["worker"]: worker["restarts"] for worker in subject.status()["workers"]}
         [template] = {parent(worker["pid"]) for worker in subject.status()["workers"]}
         os.kill(template, signal.SIGKILL)
-        subject.daemon.wait_for("the template process is gone, and 2 workers with it")
+        subject.daemon.wait_for("the template process exited, and 2 workers with it")
     assert subject.judge(readers) == []
     after = {worker["worker"]: worker["restarts"] for worker in subject.status()["workers"]}
     assert after == {name: restarts + 1 for name, restarts in before.items()}
