@@ -175,7 +175,7 @@ class KeepAlive:
         response, writer = self._exchange.response, self._exchange.request.writer
         sign = PING if self._exchange.dialect is Dialect.ANTHROPIC else COMMENT
         assert response is not None
-        with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
+        with contextlib.suppress(ConnectionError):  # the client disconnected: the writer of the events gets the error
             while True:
                 written_bytes = writer.output_size
                 await asyncio.sleep(self._silence_s)

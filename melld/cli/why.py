@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,9 +9,9 @@ import msgspec
 from melld.cli import DONE, FAILED
 from melld.cli.asking import ask, describe
 from melld.control.messages import AskStory
-from melld.decisions.records import Record
+from melld.decisions.records import read
 from melld.decisions.stories import Happened, Line, Story, stories_of
-from melld.errors import UnknownRequest
+from melld.errors import MelldError
 from melld.printable import printable, printable_all
 from melld.scheduler.reasons import Reason
 
@@ -36,21 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
         return ask("why", arguments, (AskStory(request=arguments.request), None), Story, in_words)
     try:
         with arguments.log.open("rb") as file:
-            story = stories_of(_records(file)).story(arguments.request)
-    except (OSError, msgspec.MsgspecError, LookupError, TypeError, ValueError, UnknownRequest) as error:
+            story = stories_of(read(file)).story(arguments.request)
+    except (OSError, LookupError, TypeError, ValueError, MelldError) as error:
         print(f"melld why: {printable(str(error))}", file=sys.stderr)
         return FAILED
     text = msgspec.json.encode(printable_all(msgspec.to_builtins(story)))
     told = msgspec.json.decode(text, type=Story)
     print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(told))
     return DONE
-
-
-def _records(file: Iterator[bytes]) -> Iterator[Record]:
-    """Yield the log's records; skip a last line that is cut off."""
-    for line in file:
-        if line.endswith(b"\n"):
-            yield msgspec.json.decode(line, type=Record)
 
 
 def in_words(story: Story) -> str:

@@ -123,7 +123,7 @@ async def _last(
         pass
     finally:
         lasting.discard(task)
-        answer = await call.end(_refusal(400, "bad_request", "the client has left"))
+        answer = await call.end(_refusal(400, "bad_request", "the client disconnected"))
     return answer
 
 

@@ -21,9 +21,9 @@ from melld.decisions.stories import Stories
 from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
-from melld.engine.fleet.first_start import WorkerStartFailed
+from melld.engine.fleet.first_loads import WorkerStartFailed
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.place import WARM, Place
+from melld.engine.fleet.place import Place
 from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import option_behind
@@ -229,11 +229,11 @@ class ServedModel:
         if drain is not None:
             gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
             return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
-        if place.state is WorkerState.FAILED and place.obstacle:
-            return WorkerState.WAITING, place.obstacle
-        if place.state is WorkerState.FAILED and not place.given_up:
-            when = "will not be retried for" if place.is_owned else "restarts in"
-            return place.state, f"{place.detail}; {when} {place.back_off_s:.0f} s"
+        if place.state is WorkerState.WAITING:
+            return place.state, place.life.obstacle
+        if place.state is WorkerState.FAILED and not place.life.given_up:
+            when = "restarts in" if self.parts.fleet.supervisor.owner is None else "will not be retried for"
+            return place.state, f"{place.detail}; {when} {place.life.back_off_s:.0f} s"
         return place.state, place.detail
 
     def why_not_ready(self) -> str | None:
@@ -244,7 +244,7 @@ class ServedModel:
         """Say why requests may not even wait: no worker will be restarted; return None if they may."""
         is_lent, out = self.parts.driver.loans.status_of, (WorkerState.DRAINING, WorkerState.DRAINED)
         return self._why_not(
-            lambda place, state: bool(is_lent(place.slot.worker)) or (state not in out and not place.given_up)
+            lambda place, state: bool(is_lent(place.slot.worker)) or (state not in out and not place.life.given_up)
         )
 
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
@@ -262,7 +262,7 @@ class ServedModel:
     def status(self) -> ModelStatus:
         """Return what clients and operators may know of the model as a whole."""
         states = [place.state for place in self.parts.fleet.places.values()]
-        if any(state in WARM for state in states):
+        if self.is_warm:
             state = ModelState.LOADED
         elif (reason := self.failure or self.why_not_ready()) is not None and not LOADING.intersection(states):
             return self._status(ModelState.FAILED, reason)

@@ -24,7 +24,7 @@ class Reason(enum.StrEnum):
     QUEUE_FULL = "queue full", "the queue is full"
     WAITED_TOO_LONG = "waited too long", "it waited longer than `[server] queue_deadline_s` allows"
     TOO_LATE = "too late", "its first token would be late, and no other worker can be woken"
-    OPERATOR = "operator", "an operator asked for it"
+    OPERATOR = "operator", "an operator requested it"
     DRAIN = "drain", "its worker is being drained, to leave service or to use fewer workers"
     DRAINED = "drained", "an operator is taking the worker out of service"
     EMPTY = "empty", "the worker has no requests"

@@ -200,7 +200,7 @@ async def test_a_lasting_operation_that_is_refused_is_told_as_any_other(served: 
 
 
 def test_the_daemons_end_does_not_wait_for_lasting_operations(directory: Path) -> None:
-    """Nor does it tell them that the client has left: what is lent then is not taken back."""
+    """Nor does it tell them that the client disconnected: what is lent then is not taken back."""
     ends: list[str] = []
 
     async def last(asked: Reload, call: OpenCall) -> None:
