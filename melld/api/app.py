@@ -264,7 +264,7 @@ class Api:
                 response = await exchange.begin()
                 with KeepAlive(exchange, config.keep_alive_comment_s), caller().writing_to(exchange):
                     stream = (await performing).stream
-                    assert stream is not None, "a streaming call gave a body"
+                    assert stream is not None, "a streaming call returned a body"
                     async for text in stream:
                         await exchange.write(text)
                 await response.write_eof()  # no comment may follow the end, which a slow reader keeps waiting

@@ -216,8 +216,8 @@ def check_lending(config: Config, gpus: Sequence[Device]) -> None:
     weights = sum(first_guess(config, model, "cuda") for model in config.served)
     if lent + weights > memory:
         told = ", ".join(f"{size / 2**20:,.0f} MiB" for size in (lent, weights, memory))
-        each = "of KV memory, of weights and what workers take beside them, and on a device"
-        raise ConfigError(key, f"all models must fit beside it, but these do not fit: {told} ({each})")
+        each = "of KV memory, of weights and other worker memory, and on a device"
+        raise ConfigError(key, f"all models must fit next to it, but these do not: {told} ({each})")
 
 
 def first_guess(config: Config, model: ModelConfig, kind: str) -> int:

@@ -128,7 +128,7 @@ class Executor:
         source = self._fleet.live[request].worker
         if source is None:
             raise MoveRefused(request, MoveRefusal.UNKNOWN)
-        none = "there is no link" if self._fleet.are_near(source, destination) else "they are on different machines"
+        none = "no link exists" if self._fleet.are_near(source, destination) else "they are on different machines"
         why_not = self.links[link].failure if (link := (source, destination)) in self.links else none
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)

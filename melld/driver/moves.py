@@ -119,7 +119,7 @@ class WantedMoves:
                 self.planner.ended(event.request)
                 self._without_kv.discard(event.request)
                 if (deferred := self.planner.drop(event.request)) is not None:
-                    self._forget(deferred, "the request has ended")
+                    self._forget(deferred, "the request has finished")
             case events.WorkerDown():
                 for worker in event.workers:
                     for deferred in self.planner.drop_worker(worker):

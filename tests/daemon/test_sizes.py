@@ -159,7 +159,7 @@ def test_lent_memory_leaves_room_for_all_models(demo_model: Path) -> None:
     check_lending(text, 1)
     check_lending(text, 2)
     with pytest.raises(
-        ConfigError, match=r"lent_kv_bytes: all models must fit beside it.*5,120 MiB, 2,0\d\d MiB, 6,451"
+        ConfigError, match=r"lent_kv_bytes: all models must fit next to it.*5,120 MiB, 2,0\d\d MiB, 6,451"
     ):
         check_lending(text, 1, gib=7)
 

@@ -130,7 +130,7 @@ async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineD
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
     daemon.fleet.abort([second])
-    with pytest.raises(MoveCancelled, match="the request has ended"):
+    with pytest.raises(MoveCancelled, match="the request has finished"):
         await tasks[1]
     assert daemon.causes() == {}
     daemon.refuse(first)

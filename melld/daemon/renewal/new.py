@@ -192,5 +192,5 @@ class NewSide:
         task.add_done_callback(self._tasks.discard)
 
     def _tell(self, calls: str = "") -> None:
-        does = "this daemon takes over from" if self.state is not New.SERVING else "this daemon has taken over from"
+        does = "this daemon is taking over from" if self.state is not New.SERVING else "this daemon has taken over from"
         self._condition.renewal = f"{does} pid {self.inherited.pid}{calls}"

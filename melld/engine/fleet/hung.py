@@ -49,7 +49,7 @@ class HungWorkers:
             except Exception as error:  # noqa: BLE001  the boundary of one worker: the others are not left alone
                 failed.append(error)
         if failed:
-            raise ExceptionGroup("workers could not be looked at", failed)
+            raise ExceptionGroup("cannot inspect workers", failed)
 
     def _look_at(self, place: Place) -> None:
         process = place.process

@@ -127,7 +127,7 @@ class Judges:
                 log.warning("cannot start a judge for output constraints: %s", error)
             else:
                 return judge
-        log.error("cannot start any judge of output constraints: failing the request that waits for it")
+        log.error("cannot start any judge for output constraints: failing the request waiting for it")
         raise NoJudge
 
     def _remember(self, digest: bytes, ruling: Ruling) -> None:

@@ -110,7 +110,7 @@ class _Check:
         else:
             found = _pointed_to(self._root, pointer)
         if found is _MISSING:
-            raise InvalidSchema(f"$ref {reference[:100]!r} points to nothing", self._param)
+            raise InvalidSchema(f"$ref {reference[:100]!r} does not resolve", self._param)
         return found
 
 
