@@ -51,7 +51,7 @@ class Output:
             _write(*waiting)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                _write(waiting[0], f"melld: {dropped} lines were dropped: nobody read them\n")
+                _write(waiting[0], f"melld: {dropped} lines were dropped because the output was not read\n")
 
 
 class _Stream(io.TextIOBase):

@@ -87,7 +87,7 @@ class Tasks:
         found = [(name, self._troubles[name]) for name in self.troubled()]
         return [
             f"a bug in melld: the task '{name}' failed ({one.cause}), and "
-            + ("runs again" if one.again_s <= now_s else f"starts again in {one.again_s - now_s:.0f} s")
+            + ("runs again" if one.again_s <= now_s else f"restarts in {one.again_s - now_s:.0f} s")
             for name, one in found
         ]
 

@@ -102,7 +102,7 @@ class Relay:
         unread, before = self.child.unread_bytes, self._read_bytes
         self._read_bytes = self._written_bytes - unread
         if unread > MAX_UNREAD_BYTES and self._read_bytes == before:
-            self.printed(f"killed by melld's agent: it has left {unread} bytes unread for {UNREAD_S:g} s")
+            self.printed(f"killed by the melld agent: it left {unread} bytes unread for {UNREAD_S:g} s")
             self.child.kill()
 
 
@@ -165,7 +165,7 @@ class Agent:
             await asyncio.wait_for(dialling, DIAL_S)
         except ssl.SSLError as error:
             raise NotJoined(
-                f"{where} does not have the certificate of this agent's summons ({error.reason})"
+                f"{where} does not have the certificate that this agent was given ({error.reason})"
             ) from error
         except TimeoutError:
             raise NotJoined(f"{where} did not answer within {DIAL_S:g} s") from None

@@ -86,7 +86,7 @@ class Link(asyncio.Protocol):
             try:
                 frame = next(frames, None)
             except (ValueError, msgspec.MsgspecError) as error:
-                self.end(f"it sent no valid envelope: {error}")
+                self.end(f"it sent an invalid envelope: {error}")
                 return
             if frame is None:
                 return
@@ -111,7 +111,7 @@ class Link(asyncio.Protocol):
     def _tick(self) -> None:
         assert self._silence_s is not None
         if self._silent_ticks >= TICKS * self._patience:
-            self.end(f"nothing was heard of it for {self._silence_s * self._patience:g} s")
+            self.end(f"no message received for {self._silence_s * self._patience:g} s")
             return
         self._silent_ticks += 1
         self.send(Beat())

@@ -124,7 +124,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         """Return the report as one line of text."""
         parts = [f"{self.moved} moved", f"{self.ended} ended"]
-        parts += [f"{self.restarted} to go on elsewhere from their tokens"] if self.restarted else []
+        parts += [f"{self.restarted} to resume elsewhere from their tokens"] if self.restarted else []
         parts += [f"{self.left} left"] if self.left else []
         done = "," if self.outcome is DrainOutcome.DRAINING else f" after {self.total_s:.1f} s:"
         why = f" ({self.reason})" if self.reason else ""

@@ -34,7 +34,7 @@ class DaemonRunning(MelldError):
     def __init__(self, directory: Path, pid: int | None) -> None:
         who = "another melld" if pid is None else f"another melld (pid {pid})"
         super().__init__(
-            f"{who} runs in {directory}: stop it, or give this one a directory of its own with --runtime-directory"
+            f"{who} runs in {directory}: stop it, or give this one its own directory with --runtime-directory"
         )
         self.directory = directory
         self.pid = pid
@@ -110,7 +110,7 @@ def open_control_socket(directory: Path) -> ControlSocket:
     """
     path = directory / CONTROL_SOCKET
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ConfigError("runtime directory", f"{path} is too long for a socket: name a shorter --runtime-directory")
+        raise ConfigError("runtime directory", f"{path} is too long for a socket: choose a shorter --runtime-directory")
     lock = _open_own_directory(directory)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, lock)

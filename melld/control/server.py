@@ -81,7 +81,7 @@ def create_control_app(
         operation = operations.get(name)
         if operation is None:
             known = ", ".join(sorted(operations)) or "none"
-            return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
+            return _refusal(404, "unknown_operation", f"no operation {name!r}; available: {known}")
         try:
             body = await (request.content.readline() if isinstance(operation, Lasting) else request.read())
         except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP
@@ -123,7 +123,7 @@ async def _last(
         pass
     finally:
         lasting.discard(task)
-        answer = await call.end(_refusal(400, "bad_request", "the client has left"))
+        answer = await call.end(_refusal(400, "bad_request", "the client disconnected"))
     return answer
 
 
@@ -173,12 +173,12 @@ class ControlServer:
                 self._control.put_back()
         except (MelldError, OSError) as error:
             if not self._is_told:
-                log.warning("the control socket was removed, and cannot be put back: %s", error)
+                log.warning("the control socket was removed and cannot be restored: %s", error)
             self._is_told = True
             return
         self._is_told = False
         await self.listen()
-        log.warning("the control socket was removed, and is back: %s", self._control.path)
+        log.warning("the control socket was removed; restored it: %s", self._control.path)
 
 
 @contextlib.asynccontextmanager

@@ -252,7 +252,7 @@ class Daemon:
             try:
                 log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
             except ConfigError as error:
-                log.error("reload refused, keeping the old configuration: %s", error)
+                log.error("reload rejected, keeping the old configuration: %s", error)
                 self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
             finally:
                 if self._condition.state is DaemonState.READY:
@@ -283,6 +283,6 @@ class Daemon:
 
     def _given_up(self, task: str) -> None:
         """Shut down in an orderly way: without this task no request is answered, so another daemon must take over."""
-        log.error("shutting down, as nothing is answered without '%s'", task)
+        log.error("shutting down: no request can be served without '%s'", task)
         self.failed = True
         self._stop.set()

@@ -244,7 +244,7 @@ def remark_on_key_file(named: str, root: Path = Path("/")) -> str | None:
     if closed is None:
         return None
     return (
-        f"[server] api_key_file: {named} cannot be read by the service, which runs as a user of its own ({closed} is "
+        f"[server] api_key_file: {named} cannot be read by the service, which runs as its own user ({closed} is "
         "for its owner only): remove this setting, and the unit hands over /etc/melld/api-keys, "
         "or give the file a group (docs/install.md)"
     )

@@ -37,7 +37,7 @@ class LastWorker(MelldError):
     def __init__(self, worker: str, others: Sequence[str]) -> None:
         rest = f" ({'; '.join(others)})" if others else ""
         super().__init__(
-            f"{worker} is the last worker that takes requests{rest} and cannot be drained: "
+            f"{worker} is the last worker in service{rest} and cannot be drained: "
             "resume another one first, or stop the daemon"
         )
 
@@ -49,7 +49,7 @@ class WorkerLent(MelldError):
     code = "worker_lent"
 
     def __init__(self, worker: str, loan: Lend) -> None:
-        super().__init__(f"{worker} is lent to {loan.borrower}, and is back in service when that ends: kill {loan.pid}")
+        super().__init__(f"{worker} is lent to {loan.borrower} and returns to service when that exits: kill {loan.pid}")
 
 
 class DrainState(enum.StrEnum):
@@ -189,7 +189,7 @@ class Drains:
         started = place.process is None
         self._fleet.start_worker(worker)
         if drain is not None or started:
-            log.info("%s is in service again", worker)
+            log.info("%s is back in service", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
 
     async def close(self) -> None:
@@ -209,7 +209,7 @@ class Drains:
         drain = self.by_worker[worker] = WorkerDrain(worker, self._clock(), loan)
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
         whose = f", to be lent to {lent_to}" if lent_to else ""
-        log.info("draining %s, which has %d requests%s", worker, len(drain.left), whose)
+        log.info("draining %s with %d requests%s", worker, len(drain.left), whose)
         if not self._fleet.is_ready(worker):  # none of its requests has started
             self._fleet.withdraw(worker)
         elif worker in self._cluster.workers:
@@ -275,7 +275,7 @@ class Drains:
         too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
-            log.warning("drain of %s: not empty at its deadline, going on: %s", drain.worker, drain.stuck)
+            log.warning("drain of %s: not empty at the deadline, continuing: %s", drain.worker, drain.stuck)
             drain.answer.set()
         else:
             self._stop(drain)

@@ -38,7 +38,7 @@ class NoLink(MelldError):
     code = "no_link"
 
     def __init__(self, source: str, destination: str, why: str) -> None:
-        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; a move by tokens is possible")
+        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; use a move by tokens")
 
 
 class Move:
@@ -128,7 +128,7 @@ class Executor:
         source = self._fleet.live[request].worker
         if source is None:
             raise MoveRefused(request, MoveRefusal.UNKNOWN)
-        none = "there is no link" if self._fleet.are_near(source, destination) else "they are on different machines"
+        none = "no link exists" if self._fleet.are_near(source, destination) else "they are on different machines"
         why_not = self.links[link].failure if (link := (source, destination)) in self.links else none
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)

@@ -76,5 +76,5 @@ class RequestQueue:
         self._untold += 1
         now_s = self._clock()
         if now_s - self._told_s >= TELL_EVERY_S:
-            log.warning("%d requests were sent away, the last because: %s", self._untold, reason)
+            log.warning("rejected %d requests; last reason: %s", self._untold, reason)
             self._untold, self._told_s = 0, now_s

@@ -160,14 +160,14 @@ def tools_of(facts: ModelFacts) -> Choice:
         return Choice("mistral", by="the tokenizer")
     if facts.has_response_template:
         return Choice("hf", by="the tokenizer's response_template")
-    return _choice(TOOLS, facts, "the chat template shows no known format of tool calls")
+    return _choice(TOOLS, facts, "the chat template shows no known tool call format")
 
 
 def reasoning_of(facts: ModelFacts) -> Choice:
     """Return the parser of the model's reasoning."""
     if facts.has_response_template:
         return Choice("hf", by="the tokenizer's response_template")
-    choice = _choice(REASONING, facts, "the chat template shows no known format of reasoning")
+    choice = _choice(REASONING, facts, "the chat template shows no known reasoning format")
     if choice.parser is not None or choice.candidates or THINK[0] not in facts.template:
         return choice
     if OPENS_THINKING.match(facts.template):

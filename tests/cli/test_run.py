@@ -252,7 +252,7 @@ def test_what_kept_the_program_from_running_is_told_apart(
     code, out, err = Run(directory, "echo", "never").end()
     assert (code, out, err) == (125, "", f"melld run: {lender.refusal}\n")
     code, out, err = Run(tmp_path, "echo", "never").end()
-    assert (code, out, "no daemon to talk to" in err) == (125, "", True)
+    assert (code, out, "no daemon running" in err) == (125, "", True)
 
 
 def test_what_is_waited_for_is_shown(daemon: ControlDaemon, lender: Lender, directory: Path) -> None:

@@ -159,14 +159,14 @@ def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixt
         [one] = bench.operator.requests_of(stream)
         assert one["pinned"]
         assert command(bench, one["request"], "w9") == 1
-        assert "there is no worker 'w9'; there are: w0, w1" in capsys.readouterr().err
+        assert "no worker 'w9'; available: w0, w1" in capsys.readouterr().err
     stream.result()
 
 
 def test_the_command_says_what_did_not_happen(bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
     assert command(bench, "nobody", "w0") == 1
-    assert "there is no request" in capsys.readouterr().err
+    assert "no request" in capsys.readouterr().err
     assert command(bench, "nobody", "w0", "--via", "pigeon") == 2
     assert command(bench, "nobody", "w0", where=tmp_path) == 3
 

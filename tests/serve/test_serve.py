@@ -196,7 +196,7 @@ class TestEnds:
         """So does a wrong path."""
         with DaemonProcess(tmp_path) as process:
             assert process.wait_end() == 2
-        assert process.lines == [f"melld serve: [model] path: {tmp_path} holds no config.json: {WHAT_A_MODEL_IS}"]
+        assert process.lines == [f"melld serve: [model] path: {tmp_path} has no config.json: {WHAT_A_MODEL_IS}"]
 
     def test_a_corrupt_model_ends_it_with_its_reason(self, demo_model: Path, tmp_path: Path) -> None:
         """Weights that cannot be read are named, and the exit code says failed."""

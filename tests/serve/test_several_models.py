@@ -141,7 +141,7 @@ def test_an_operator_loads_and_unloads(several: DaemonProcess) -> None:
     assert re.fullmatch(r"not loaded \(operator\); wakes in about \d+\.\d s", why)
     refused = several.melld("unload", "demo")
     assert (refused.returncode, "demo is pinned" in refused.stderr) == (1, True)
-    assert "there is no model 'dmeo'" in several.melld("load", "dmeo").stderr
+    assert "no model 'dmeo'" in several.melld("load", "dmeo").stderr
 
 
 NAMES = ("demo", "other", "third")

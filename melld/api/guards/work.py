@@ -44,7 +44,7 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
             raise bad(name, f"{name} may hold at most {most} characters")
     text = _field(request, "prompt")
     if _field(request, "return_token_strs") and isinstance(text, str) and len(text) > MAX_CHARACTERS_IN_STRINGS:
-        raise bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
+        raise bad("return_token_strs", f"return_token_strs is limited to {MAX_CHARACTERS_IN_STRINGS} characters")
 
 
 def _check_choices(request: BaseModel, limits: ServerConfig) -> None:

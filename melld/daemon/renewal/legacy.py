@@ -45,7 +45,7 @@ def leave(directory: Path, legacy: Legacy) -> None:
         finally:
             half.unlink(missing_ok=True)
     except OSError as error:
-        raise NotLeft(f"{path}: stored responses cannot be left there: {error.strerror}") from error
+        raise NotLeft(f"{path}: cannot save stored responses there: {error.strerror}") from error
 
 
 def take(directory: Path) -> Legacy:

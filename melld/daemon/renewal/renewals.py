@@ -50,12 +50,12 @@ class Renewals:
         if self._daemon.condition.state is not DaemonState.READY:
             raise NotRenewed(f"the daemon is {self._daemon.condition.state}: try again once it is ready")
         if self.current is not None:
-            raise NotRenewed(f"it is being renewed already: {self.current.told().told}")
+            raise NotRenewed(f"a renewal is already in progress: {self.current.told().told}")
         if (reason := self._daemon.why_not_renewed()) is not None:
             raise NotRenewed(reason)
         await self._daemon.leave()
         if self.current is not None:  # meanwhile
-            raise NotRenewed(f"it is being renewed already: {self.current.told().told}")
+            raise NotRenewed(f"a renewal is already in progress: {self.current.told().told}")
         self.current = side = OldSide(self._daemon, self._over)
         try:
             while True:

@@ -97,15 +97,17 @@ class Succession:
     def why_not_renewed(self) -> str | None:
         """Say why another cannot take over from this daemon now; None if one can."""
         if self.before is not None and not self.before.is_alone:
-            return f"pid {self.before.inherited.pid}, which this daemon has taken over from, still ends its calls"
+            return (
+                f"pid {self.before.inherited.pid}, which this daemon has taken over from, is still finishing its calls"
+            )
         return self._why_never_renewed()
 
     def _why_never_renewed(self) -> str | None:
         """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
-            return "a cluster's devices are Ray's to give, so its daemon is restarted, not renewed"
+            return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
         if len(self.models) > 1:
-            return "several models share the devices, so their daemon is restarted, not renewed"
+            return "several models share the devices: restart the daemon instead of renewing it"
         return None
 
     def prepared(self) -> None:

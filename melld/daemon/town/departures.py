@@ -32,7 +32,7 @@ class Departures:
 
         Those that wait for its load, or for a place, are refused.
         """
-        tenant.model.failed("it was removed from the configuration", 0.0)
+        tenant.model.failed("removed from the configuration", 0.0)
         tenant.leaves = asyncio.get_running_loop().create_future()
         await tenant.leaves
 

@@ -40,7 +40,7 @@ def division_of(config: Config, gpus: Sequence[Device], *, lends: bool) -> Divis
     division = divide(memory, held, lends=lends and not any(given.values()) and not config.idle.cached_bytes)
     if not division.together:
         told = ", ".join(f"{size / 2**20:,.0f}" for size in sorted(held))
-        why = f"no model leaves room for KV memory on a GPU of {memory / 2**20:,.0f} MiB: they take {told} MiB"
+        why = f"no model leaves room for KV memory on a GPU with {memory / 2**20:,.0f} MiB: they take {told} MiB"
         raise ConfigError("[[models]]", why)
     return division
 

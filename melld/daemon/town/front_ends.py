@@ -33,4 +33,4 @@ class FrontEnds:
     def _opened(self, model: ServedModel, task: asyncio.Task[None]) -> None:
         self._opening.discard(model)
         if not task.cancelled() and (error := task.exception()) is not None:
-            model.failed(f"its front end could not be made: {error}", 0.0)
+            model.failed(f"its front end could not be created: {error}", 0.0)

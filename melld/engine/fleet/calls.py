@@ -16,7 +16,7 @@ class WorkerLost(RuntimeError):
     """The worker has ended before it answered."""
 
     def __init__(self, worker: WorkerId) -> None:
-        super().__init__(f"{worker} ended before it answered")
+        super().__init__(f"{worker} exited before it replied")
 
 
 class Calls:

@@ -31,7 +31,7 @@ class NothingFits(MelldError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no model fits on any device with the least KV memory: allow more in [devices], or serve smaller models"
+            "no model fits on any device, even with minimal KV memory: allow more in [devices], or serve smaller models"
         )
 
 

@@ -24,7 +24,7 @@ class TakeFailed(MelldError):
     """The worker has not given back granules; what it has stays granted."""
 
     def __init__(self, worker: WorkerId, why: str) -> None:
-        super().__init__(f"{worker} has not given back granules: {why}")
+        super().__init__(f"{worker} did not give back KV memory: {why}")
 
 
 class Lending:
@@ -53,7 +53,7 @@ class Lending:
         try:
             await self._takes.ask(worker, make, deadline_s + ANSWER_S)
         except TimeoutError as error:
-            raise TakeFailed(worker, f"no answer for {deadline_s + ANSWER_S:g} s") from error
+            raise TakeFailed(worker, f"no reply for {deadline_s + ANSWER_S:g} s") from error
         except RuntimeError as error:
             raise TakeFailed(worker, str(error)) from error
 

@@ -96,7 +96,7 @@ class WorkerProcess:
     def wake(self) -> None:
         """Have the dozing process read its weights again; `WorkerReady` or `WorkerEnded` follows."""
         self.began_s = asyncio.get_running_loop().time()
-        self._stage, self._progress = "reading its weights again", ""
+        self._stage, self._progress = "reloading its weights", ""
         self.send(wire.Wake())
 
     async def wait_ended(self) -> None:
@@ -118,7 +118,7 @@ class WorkerProcess:
 
     def _give_up(self) -> None:
         """Count a process that cannot be killed as ended."""
-        why = f"it has not ended within {UNKILLABLE_S:.0f} s: its device or disk hangs"
+        why = f"it survived SIGKILL for {UNKILLABLE_S:.0f} s: its device or disk hangs"
         self.why_killed = f"{self.why_killed}; {why}" if self.why_killed else why
         self.exited("", from_outside=False)
 

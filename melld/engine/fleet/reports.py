@@ -26,7 +26,7 @@ class Turn(enum.StrEnum):
 
     NEXT = "next"
     STALE = "came twice"
-    GAP = "one before it is missing"
+    GAP = "an earlier one is missing"
 
 
 class WorkerFacts(msgspec.Struct):

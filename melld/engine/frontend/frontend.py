@@ -67,7 +67,7 @@ class OutputsStopped(MelldError):
     """vLLM stopped reading outputs after an error."""
 
     def __init__(self) -> None:
-        super().__init__("vLLM has stopped reading the workers' outputs: see its error in the log")
+        super().__init__("vLLM stopped reading the workers' outputs: see its error in the log")
 
 
 class Frontend(AsyncLLM):  # type: ignore[misc]
@@ -207,7 +207,7 @@ def _look_only(sampling_params: SamplingParams) -> None:
     check_json_nesting(params.json)
     schema = json.loads(params.json) if isinstance(params.json, str) else params.json
     if isinstance(schema, dict) and backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
-        raise VLLMValidationError("the schema has features that xgrammar lacks")
+        raise VLLMValidationError("the schema uses features that xgrammar does not support")
 
 
 def make_frontend(

@@ -232,7 +232,7 @@ class Forks:
         """Ask nothing more of it: those that it has forked live on."""
         self._is_given_up = True
         living = sum(bool(birth.pid) and not birth.has_ended for birth in self._births.values())
-        log.error("the template process is %s, starting another; its %d processes go on", why, living)
+        log.error("the template process is %s: starting another; its %d processes keep running", why, living)
         self._on_done(self)
         for birth in list(self._births.values()):
             if birth.has_ended:
@@ -258,7 +258,7 @@ class Forks:
         self._unwanted.clear()
         cause = f"its template process {end_in_words(code, self._fate.killer, self._lines.last)}"
         if births:
-            log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
+            log.error("the template process exited, and %d workers with it: %s", len(births), cause)
         if not self._is_given_up:
             self._on_done(self)
         for birth in births.values():

@@ -134,7 +134,7 @@ def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[E
             return super().determine_available_memory()
 
         def initialize_from_config(self, kv_cache_configs: Any) -> None:
-            tell("making its KV cache")
+            tell("allocating its KV cache")
             super().initialize_from_config(kv_cache_configs)
 
         def compile_or_warm_up_model(self) -> Any:

@@ -199,7 +199,7 @@ class Puller:
     def _verify(self, source: Sequence[int], destination: Sequence[int]) -> None:
         ours, theirs = self._link.checksum("destination", destination), self._link.checksum("source", source)
         if ours != theirs:
-            raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived as other bytes")
+            raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived corrupted")
 
 
 class _Pieces:

@@ -114,7 +114,7 @@ def adapter_refusal(engine: "EngineCore", request: Any) -> MoveRefusal | None:
     if wanted.lora_int_id in engine.list_loras():
         return None
     if (why := load_adapter(engine, wanted)) is not None:
-        log.warning("cannot load the adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, why)
+        log.warning("cannot load adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, why)
         return MoveRefusal.LORA_ABSENT
     return None
 
