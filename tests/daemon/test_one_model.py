@@ -14,7 +14,6 @@ from melld.daemon.model import ModelParts
 from melld.daemon.watch import Condition
 from melld.driver.report import MoveMeters
 from melld.ids import RequestId, WorkerId
-from melld.kvstore.nvml import Nvml
 from melld.scheduler import events as e
 from melld.scheduler.policies.names import POLICIES
 from tests.engine.fleet.virtual_worker import VirtualHost
@@ -28,7 +27,7 @@ def made(text: str, policy: str, log: Path) -> ModelParts:
     rest = f'[devices]\ncpu = 3\n[scheduler]\npolicy = "{policy}"\ndecision_log = "{log}"\n'
     config = parse_config(text + rest, "test", {})
     (model,) = config.served
-    shared = wiring.CommonParts([], Nvml(), VirtualHost(), MoveMeters(CollectorRegistry()), lambda: 0.0, None)
+    shared = wiring.CommonParts(VirtualHost(), MoveMeters(CollectorRegistry()), lambda: 0.0, None)
     alone = config.alone(model)
     return wiring.make_model(alone, make_slots(alone, [], {}), shared, Condition(), len(config.served))
 
