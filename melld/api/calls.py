@@ -31,7 +31,7 @@ from vllm.entrypoints.pooling.embed.protocol import (
     EmbeddingResponse,
 )
 from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest, PoolingResponse
-from vllm.entrypoints.pooling.scoring.protocol import RerankResponse, ScoreRequest, ScoreResponse
+from vllm.entrypoints.pooling.scoring.protocol import ScoreRequest, ScoreResponse
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -53,7 +53,7 @@ from vllm.entrypoints.speech_to_text.translation.protocol import (
 from melld.api.answers import Dialect
 from melld.api.parsing import patient, trying
 from melld.api.serving.requests import ChatCompletionRequest, ResponsesRequest
-from melld.api.serving.rerank import Rerank
+from melld.api.serving.rerank import Rerank, RerankAnswer
 from melld.config_server import ServerConfig
 
 _TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)
@@ -119,7 +119,7 @@ _SCORE = _pooling(
 )
 _RERANK = _pooling(
     Rerank,
-    RerankResponse,
+    RerankAnswer,
     "Sort texts by their relevance (Cohere's and Jina's form)",
     serving="serving_scores",
     api="Rerank",

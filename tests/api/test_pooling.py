@@ -164,12 +164,14 @@ def test_documents_are_sorted_by_their_scores(daemon: DaemonProcess, model: str,
 
 
 @pytest.mark.parametrize("model", ["embedder", "reranker"])
-def test_documents_are_objects_with_texts_too(daemon: DaemonProcess, model: str) -> None:
-    """Cohere's older clients send them so."""
+def test_documents_are_objects_with_texts_too_and_come_back_only_if_wanted(daemon: DaemonProcess, model: str) -> None:
+    """Cohere's and Jina's clients send them so; without the documents an answer is a tenth as long."""
     asked = {"model": model, "query": QUERY, "top_n": None}
     plain = ask(daemon, "/rerank", **asked, documents=DOCUMENTS)["results"]
     objects = [{"text": text, "title": "another field"} for text in DOCUMENTS]
-    assert ask(daemon, "/rerank", **asked, documents=objects)["results"] == plain
+    assert ask(daemon, "/rerank", **asked, documents=objects, return_documents=None)["results"] == plain
+    bare = ask(daemon, "/rerank", **asked, documents=objects, return_documents=False)["results"]
+    assert bare == [{name: value for name, value in one.items() if name != "document"} for one in plain]
 
 
 def test_null_is_the_default_where_nothing_else_can_be_meant(daemon: DaemonProcess) -> None:

@@ -8,6 +8,7 @@ from melld.api.serving.completions import Completions, WithoutReasoning
 from melld.api.serving.lengths import tell_lengths
 from melld.api.serving.many_texts import serve_many_texts
 from melld.api.serving.messages import Messages
+from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
 from melld.api.serving.roles import Renderer
 from melld.api.serving.telling import telling
@@ -17,6 +18,7 @@ _KINDS = {
     "openai_serving_completion": Completions,
     "openai_serving_responses": Responses,
     "anthropic_serving_messages": Messages,
+    "serving_scores": Scores,
 }
 _PARSERS = (
     ("openai_serving_chat", "parser_cls", "call_"),

@@ -1,9 +1,12 @@
-"""Reranking as Cohere's older clients ask for it: documents as objects with a text."""
+"""Reranking as Cohere's and Jina's clients ask for it: documents as objects with a text, and answers without them."""
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator
-from vllm.entrypoints.pooling.scoring.protocol import RerankRequest
+from starlette.responses import JSONResponse
+from vllm.entrypoints.pooling.scoring.protocol import RerankDocument, RerankRequest, RerankResponse, RerankResult
+from vllm.entrypoints.pooling.scoring.serving import ServingScores
 from vllm.entrypoints.pooling.scoring.typing import ScoreInput
 
 
@@ -31,3 +34,29 @@ class Rerank(RerankRequest):  # type: ignore[misc]
     documents: Annotated[
         ScoreInput | list[ScoreInput], BeforeValidator(_texts, json_schema_input_type=_Document | list[_Document])
     ]
+    return_documents: bool = True
+
+
+class Ranked(RerankResult):  # type: ignore[misc]
+    """A result, with its document unless that is not wanted."""
+
+    document: RerankDocument | None = None
+
+
+class RerankAnswer(RerankResponse):  # type: ignore[misc]
+    """vLLM's answer, with such results."""
+
+    results: list[Ranked]
+
+
+class Scores(ServingScores):  # type: ignore[misc]
+    """vLLM's class, which returns every document."""
+
+    def _build_response(self, ctx: Any) -> Any:
+        if not isinstance(ctx.request, Rerank) or ctx.request.return_documents:
+            return super()._build_response(ctx)
+        ctx.request.documents = [""] * len(ctx.final_res_batch)
+        answer = json.loads(super()._build_response(ctx).body)
+        for result in answer["results"]:
+            del result["document"]
+        return JSONResponse(answer)
