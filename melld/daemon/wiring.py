@@ -55,6 +55,7 @@ from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
+from melld.migrate.topology import segments_of
 from melld.scheduler.idle import SLEEP_AFTER_S, IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
@@ -83,6 +84,8 @@ class DaemonParts(NamedTuple):
 class CommonParts(NamedTuple):
     """Parts that all models have in common."""
 
+    gpus: list[Device]
+    nvml: Nvml
     host: Host
     meters: MoveMeters
     clock: Callable[[], float]
@@ -114,7 +117,7 @@ def make_parts(
     settings = LandlordSettings(host_cache_bytes=cached_bytes, itl_target_s=config.targets.itl_s)
     landlord = LandlordShell(Landlord(settings), clock)
     meters = MoveMeters(prometheus_client.REGISTRY)
-    shared = CommonParts(LocalHost(template), meters, clock, landlord, client_names)
+    shared = CommonParts(gpus, nvml, LocalHost(template), meters, clock, landlord, client_names)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
     models = [ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
@@ -158,8 +161,9 @@ def make_model(
     aware = settings.prefix_aware and settings.policy == MellSlo.name
     owner, codec = shared.landlord if models > 1 else None, EngineCodec()
     fleet = Fleet(slots, shared.host, codec, lambda: driver, clock, config.health, limit_s, aware, owner)
-    migration = config.migration
-    planner = Planner(Boundaries.assumed(epoch_s, migration.step_slowdown, migration.link_limit_bytes_per_s))
+    links = shared.nvml.links([gpu.uuid for gpu in shared.gpus])
+    segments, migration = segments_of({slot.worker: slot.uuid for slot in slots}, links), config.migration
+    planner = Planner(Boundaries.assumed(epoch_s, migration.step_slowdown, migration.link_limit_bytes_per_s, segments))
     executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s, shared.landlord.tell_offers)
 

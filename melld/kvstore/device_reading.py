@@ -1,4 +1,4 @@
-"""Facts about devices: what they are, and readings of them.
+"""Facts about devices: readings of one device, and the link between two.
 
 Owns the types alone.  Never reads anything: `kvstore/nvml` and `kvstore/process_meter` do.
 A value that the device does not tell is None, never 0.
@@ -52,3 +52,23 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     name: str | None = None
     memory_bytes: int | None = None
+
+
+class Proximity(enum.IntEnum):
+    """The nearest common ancestor of two GPUs, nearest first (NVML's nvmlGpuTopologyLevel_t)."""
+
+    SAME_BOARD = 0
+    ONE_SWITCH = 10
+    SWITCHES = 20
+    HOST_BRIDGE = 30
+    NUMA_NODE = 40
+    MACHINE = 50
+
+
+class GpuLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Connection of two GPUs, as the driver tells it.  Bandwidth is measured elsewhere, not read here."""
+
+    proximity: Proximity | None = None
+    peer_read: bool | None = None
+    """The first GPU can read the second one's memory over the bus."""
+    nvlink: bool | None = None

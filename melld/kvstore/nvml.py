@@ -18,7 +18,7 @@ import msgspec
 import pynvml
 
 from melld.errors import ConfigError
-from melld.kvstore.device_reading import Device, DeviceReading, DeviceState
+from melld.kvstore.device_reading import Device, DeviceReading, DeviceState, GpuLink, Proximity
 
 Value = TypeVar("Value")
 
@@ -38,6 +38,10 @@ LIBRARY_CODES = frozenset(
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
+# pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple by mistake.
+P2P_READ = 0
+P2P_NVLINK = 2
+_LEVELS: dict[int | None, Proximity] = {level.value: level for level in Proximity}
 
 
 class Discovery(msgspec.Struct, frozen=True):
@@ -81,6 +85,23 @@ class Nvml:
                 self._started = False
             state = DeviceState.LOST if error.value in LOST_CODES else DeviceState.UNAVAILABLE
             return DeviceReading(state=state, reason=str(error))
+
+    def link(self, first_uuid: str, second_uuid: str) -> GpuLink:
+        """Return how two GPUs are connected, as far as the driver tells."""
+        try:
+            self._start()
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in (first_uuid, second_uuid)]
+            asked = _Asked()
+            level = asked.value("topology", lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(*handles))
+            read = asked.value("peer access", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_READ))
+            nvlink = asked.value("NVLink", lambda: pynvml.nvmlDeviceGetP2PStatus(*handles, P2P_NVLINK))
+        except pynvml.NVMLError:
+            return GpuLink()
+        return GpuLink(proximity=_LEVELS.get(level), peer_read=_is_ok(read), nvlink=_is_ok(nvlink))
+
+    def links(self, uuids: Collection[str]) -> dict[tuple[str, str], GpuLink]:
+        """Return the links by (first, second): how the second GPU reads the memory of the first, for all pairs."""
+        return {(one, other): self.link(other, one) for one in uuids for other in uuids if one != other}
 
     def _start(self) -> None:
         if not self._started:
@@ -166,6 +187,10 @@ def _bytes_of(
         return None
     known = [held[pid] for pid in {*guests, *itertools.chain(*workers)} if pid in held]
     return None if None in known else sum(known)
+
+
+def _is_ok(status: int | None) -> bool | None:
+    return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
 
 
 def choose(devices: Sequence[Device], wanted: Sequence[int | str]) -> list[Device]:

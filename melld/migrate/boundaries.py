@@ -4,7 +4,7 @@ Owns the figures and how they follow from what links and workers were seen to do
 
     link      bytes per epoch, by source and destination: the rate of the copies with which the link was tried
     port      bytes per epoch that leave one worker for all others together, or enter it: those of its fastest link
-    segment   bytes per epoch over what several pairs share: the network of a machine
+    segment   bytes per epoch over what several pairs share: a switch, a host bridge, the host's memory
     prefill   tokens of foreign prefill per epoch, by worker: all that it computes in this time, and beside requests
               that decode so many that a step takes a `share` longer
 
@@ -60,13 +60,16 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
     most_link_bytes: int | None = None
 
     @classmethod
-    def assumed(cls, epoch_s: float, share: float, most_bytes_per_s: float | None) -> "Boundaries":
+    def assumed(
+        cls, epoch_s: float, share: float, most_bytes_per_s: float | None, segments: tuple[Segment, ...]
+    ) -> "Boundaries":
         """Return the boundaries before anything was seen."""
         idle, beside = (int(tokens * epoch_s) for tokens in msgspec.structs.astuple(DEFAULT_PREFILL_S))
         most_link_bytes = None if most_bytes_per_s is None else int(most_bytes_per_s * epoch_s)
         link_bytes = int(min(DEFAULT_LINK_BYTES_S, most_bytes_per_s or DEFAULT_LINK_BYTES_S) * epoch_s)
         return cls(
             epoch_s=epoch_s,
+            segments=segments,
             other_link_bytes=link_bytes,
             other_port_bytes=link_bytes,
             other_prefill=Prefill(idle, beside),
@@ -77,7 +80,7 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
     def learned(
         self, rates: Mapping[Pair, float], costs: Mapping[WorkerId, StepCosts], segments: tuple[Segment, ...] = ()
     ) -> "Boundaries":
-        """Return the boundaries with these links, in bytes per second, workers' costs, and segments."""
+        """Return the boundaries with these links, in bytes per second, and workers' costs; and `segments` besides."""
         links: dict[WorkerId, dict[WorkerId, int]] = {}
         for (source, destination), bytes_per_s in rates.items():
             nbytes = int(bytes_per_s * self.epoch_s)
@@ -87,7 +90,7 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
             self,
             links=links,
             prefill={worker: self._prefill_of(token_s) for worker, token_s in known.items()},
-            segments=segments,
+            segments=(*self.segments, *segments),
         )
 
     def _prefill_of(self, token_s: float) -> Prefill:

@@ -62,7 +62,7 @@ class Machine:
         self.ask("renew")
 
     def _begin(self) -> None:
-        self._facts = {"count": 2}
+        self._facts = {"count": 2, "topology": 20, "read": 0, "nvlink": 5}
         for index, uuid in enumerate((FIRST, SECOND)):
             gpu = {"uuid": uuid, "name": "NVIDIA Pretend 80GB", "total": 80_000, "free": 50_000, "used": 30_000}
             gpu |= {"power": 123_456, "temperature": 45, "utilisation": 37}
@@ -268,7 +268,20 @@ def test_without_the_library_there_are_no_gpus_and_a_reason(tmp_path: Path) -> N
     bare = Machine(tmp_path, tmp_path)
     assert bare.ask("discover") == {"devices": [], "reason": "NVML Shared Library Not Found"}
     assert bare.ask("read", FIRST, [])["state"] == "unavailable"
+    assert bare.ask("link", FIRST, SECOND)["proximity"] is None
     assert bare.close() == 0
+
+
+def test_topology_tells_how_near_two_gpus_are(machine: Machine) -> None:
+    """A migration prefers the neighbour under one switch, and knows when the bus cannot carry it."""
+    expected = {"proximity": 20, "peer_read": True, "nvlink": False}
+    assert machine.ask("link", FIRST, SECOND) == expected
+    machine.set(topology=50, read=2, nvlink_error=3)
+    assert machine.ask("link", FIRST, SECOND) == expected | {"proximity": 50, "peer_read": False, "nvlink": None}
+    machine.set(topology=77)
+    assert machine.ask("link", FIRST, SECOND)["proximity"] is None, "a level that a later driver may invent"
+    machine.set(gpu1_error=15)
+    assert machine.ask("link", FIRST, SECOND) == dict.fromkeys(expected)
 
 
 def test_a_hanging_gpu_is_late_alone_and_answers_once_it_can(machine: Machine, tmp_path: Path) -> None:
@@ -325,3 +338,16 @@ def test_a_wrong_name_of_a_gpu_is_a_clear_refusal(wanted: list[int | str], messa
 def test_cuda_visible_devices_is_obeyed_as_cuda_does(visible: str | None, left: list[int]) -> None:
     """A batch system that hands out one GPU of eight is not overrun."""
     assert [device.index for device in restrict(DEVICES, visible)] == left
+
+
+def test_the_library_s_topology_says_what_copies_share(machine: Machine) -> None:
+    """Two GPUs below one switch and two below another: copies from one side to the other share the way between."""
+    uuids = [FIRST, SECOND, "GPU-c", "GPU-d"]
+    machine.set(count=4, topology=50, gpu2_uuid="GPU-c", gpu3_uuid="GPU-d")
+    machine.set(**{f"topology_{one}_{other}": 10 for one, other in ((0, 1), (1, 0), (2, 3), (3, 2))})
+    shared = machine.ask("segments", uuids)
+    across = [[one, other] for one in (FIRST, SECOND) for other in ("GPU-c", "GPU-d")]
+    assert sorted(across) in shared.values()
+    assert len(shared) == 2
+    machine.set(gpu3_error=15)
+    assert machine.ask("segments", uuids), "a GPU that is lost takes nothing from what is known of the others"

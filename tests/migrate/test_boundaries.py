@@ -8,12 +8,12 @@ from melld.scheduler.steptimes import StepCosts
 
 W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
 NETWORK = Segment(name="network", pairs=frozenset({(W0, W1), (W1, W0)}))
-ASSUMED = Boundaries.assumed(0.1, 0.25, None)
+ASSUMED = Boundaries.assumed(0.1, 0.25, None, (NETWORK,))
 
 
 def test_longer_epochs_carry_more() -> None:
     """All figures are for one length of the epoch."""
-    longer = Boundaries.assumed(0.5, 0.25, None)
+    longer = Boundaries.assumed(0.5, 0.25, None, ())
     assert longer.link_bytes(W0, W1) == 5 * ASSUMED.link_bytes(W0, W1)
     assert longer.in_bytes(W0) == longer.out_bytes(W0) == longer.link_bytes(W0, W1)
     assert [longer.prefill_tokens(W0, batch) for batch in (0, 1)] == [10_240, 2_560]
@@ -28,7 +28,7 @@ def test_a_link_carries_what_its_trial_did() -> None:
 
 def test_no_link_carries_more_than_the_operator_allows() -> None:
     """Neither one that was tried nor one that was not."""
-    limited = Boundaries.assumed(0.1, 0.25, 1e6).learned({(W0, W1): 2e9, (W1, W0): 5e5}, {})
+    limited = Boundaries.assumed(0.1, 0.25, 1e6, ()).learned({(W0, W1): 2e9, (W1, W0): 5e5}, {})
     links = [limited.link_bytes(*ends) for ends in ((W0, W1), (W1, W0), (W0, W2))]
     assert links == [100_000, 50_000, 100_000]
 
@@ -52,12 +52,18 @@ def test_a_worker_prefills_never_nothing(tokens: Prefill, batch: int) -> None:
 
 
 def test_what_links_share_carries_as_much_as_the_fastest_of_them() -> None:
-    """Four copies at once do not begin at four times what the network between two machines carries."""
-    found = ASSUMED.learned({(W0, W1): 1e9, (W1, W0): 3e9, (W0, W2): 9e9}, {}, (NETWORK,))
+    """Four copies at once do not begin at four times what the memory between CPU workers carries."""
+    found = ASSUMED.learned({(W0, W1): 1e9, (W1, W0): 3e9, (W0, W2): 9e9}, {})
     assert found.segments_of(W0, W1) == [NETWORK]
     assert found.segment_bytes("network") == 300_000_000
-    untried = ASSUMED.learned({}, {}, (NETWORK,))
-    assert untried.segment_bytes("network") == ASSUMED.link_bytes(W0, W1)
+    assert ASSUMED.segment_bytes("network") == ASSUMED.link_bytes(W0, W1)
+
+
+def test_machines_that_join_share_segments_of_their_own() -> None:
+    """Beside those that were there at the start."""
+    later = Segment(name="later", pairs=frozenset({(W0, W2)}))
+    found = ASSUMED.learned({}, {}, (later,))
+    assert [one.name for one in (*found.segments_of(W0, W1), *found.segments_of(W0, W2))] == ["network", "later"]
 
 
 def test_the_status_tells_what_was_seen() -> None:

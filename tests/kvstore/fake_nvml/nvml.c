@@ -9,6 +9,8 @@
  *   0.process 123 4096   a process on GPU 0 and its bytes (any number of such lines)
  *   0.error 15           every call about GPU 0 answers this code; 0.power.error 3 does so for one value
  *   0.wait PATH          every call about GPU 0 first reads that file: a FIFO hangs until a test writes
+ *   topology 20, read 0, nvlink 5     levels and statuses between any two GPUs; topology.error, ... as above
+ *   topology.0.1 10                   the same between GPU 0 and GPU 1 alone
  *
  * Built with -DOLD_DRIVER it lacks nvmlDeviceGetTemperature, as an old driver's library lacks what is new.
  */
@@ -101,6 +103,24 @@ static int small_number_of(const device *gpu, const char *what, unsigned int *nu
     if (!error)
         *number = (unsigned int)value;
     return error;
+}
+
+static int between(const device *first, const device *second, const char *what, int *answer)
+{
+    char key[64], value[32];
+    int error = enter(first);
+    if (!error)
+        error = enter(second);
+    snprintf(key, sizeof key, "%s.error", what);
+    if (!error)
+        error = error_of(key);
+    if (error)
+        return error;
+    snprintf(key, sizeof key, "%s.%d.%d", what, first->index, second->index);
+    if (!lookup(key, 0, value, sizeof value) && !lookup(what, 0, value, sizeof value))
+        return NOT_SUPPORTED;
+    *answer = atoi(value);
+    return SUCCESS;
 }
 
 int nvmlInitWithFlags(unsigned int flags)
@@ -196,4 +216,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device *gpu, unsigned int *count, pr
     }
     *count = there;
     return there > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(device *first, device *second, int *level)
+{
+    return between(first, second, "topology", level);
+}
+
+int nvmlDeviceGetP2PStatus(device *first, device *second, int capability, int *status)
+{
+    return between(first, second, capability == 2 ? "nvlink" : "read", status);
 }

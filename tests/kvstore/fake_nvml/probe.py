@@ -13,6 +13,7 @@ import msgspec
 from melld.kvstore.device_poller import DevicePoller
 from melld.kvstore.nvml import Nvml
 from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
+from melld.migrate.topology import segments_of_gpus
 
 
 class Probe:
@@ -28,6 +29,13 @@ class Probe:
 
     async def read(self, uuid: str, own_pids: list[list[int]], guest_pids: list[int] | None = None) -> object:
         return self._nvml.read(uuid, own_pids, guest_pids or [])
+
+    async def link(self, first: str, second: str) -> object:
+        return self._nvml.link(first, second)
+
+    async def segments(self, uuids: list[str]) -> object:
+        """What copies between these GPUs share, by name."""
+        return {one.name: sorted(one.pairs) for one in segments_of_gpus(self._nvml.links(uuids))}
 
     async def poll(self, uuids: list[str], deadline_s: float) -> object:
         """The poller lives on from one call to the next, and so do its open questions."""
