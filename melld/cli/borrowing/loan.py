@@ -51,7 +51,7 @@ def wait_lent(answer: OpenAnswer) -> Loan:
                 case LoanStep.WAITING:
                     text = f"waiting: {loan.reason}"
                 case LoanStep.EMPTYING:
-                    text = f"draining {', '.join(loan.workers)} of requests: {loan.left} left, {loan.moved} moved"
+                    text = f"draining {', '.join(loan.workers)}: {loan.left} left, {loan.moved} moved"
             if text != told:
                 say(text)
             told = text
