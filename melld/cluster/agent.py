@@ -57,7 +57,7 @@ class NotJoined(MelldError):
 
 
 class Relay:
-    """Relays what one worker says to the daemon.  `number`: the daemon's, on this connection."""
+    """Relays one worker's messages to the daemon.  `number`: the daemon's number for it on this connection."""
 
     def __init__(self, number: int, spec: WorkerSpec, daemon: Link, ended: Callable[[int], None]) -> None:
         self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
@@ -94,7 +94,7 @@ class Relay:
         self.child.write(payload)
 
     def look(self, reach: Reach) -> None:
-        """Look whether the worker gets on, and tell."""
+        """Check the worker's progress and report it."""
         self._daemon.send(say.Seen(self._number, self.child.look(reach)))
 
     def judge_reading(self) -> None:

@@ -47,7 +47,7 @@ class GranuleLedger:
 
     @property
     def free(self) -> int:
-        """Open granules that nobody may use."""
+        """Open granules that are not granted."""
         return len(self._free)
 
     @property

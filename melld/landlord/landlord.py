@@ -265,7 +265,7 @@ class Landlord:
     # ---- afterwards
 
     def _settle_all(self) -> None:
-        """Choose anew where each model would be loaded, then settle every device."""
+        """Recompute where each model would be loaded, then settle every device."""
         self._chosen_s = self._now_s
         for model in self.models.values():
             model.choice = self.housing.choose(model, self._now_s)
