@@ -273,7 +273,7 @@ class Landlord:
             self._settle(house)
 
     def _settle(self, house: House) -> None:
-        """Move granules, and tell schedulers what instances on the device offer now."""
+        """Move granules, and tell schedulers what the device's instances now offer."""
         now_s = self._now_s
         self.lender.settle(house, now_s)
         if house.is_short(now_s):
