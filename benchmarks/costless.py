@@ -206,9 +206,9 @@ def begin(words: list[str]) -> int:
     template.BEGIN = template.BEGIN.replace(genuine, "from benchmarks.costless import serve_template as main")
     if words[0] != "--whole":
         return cli.main(words)
-    from melld.api import app
+    from benchmarks.whole_events import leave_all_to_vllm
 
-    app.outlet_of = lambda *_: None
+    leave_all_to_vllm()
     return cli.main(words[1:])
 
 

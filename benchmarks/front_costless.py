@@ -44,7 +44,7 @@ PACED_STEP_S = 0.1
 WATCHED = 16
 """Streams whose pauses are measured."""
 FLAGS = ("--device", f"cpu:{WORKERS}", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
-SAID = re.compile(rb'"content":"((?:[^"\\\\]|\\\\.)*)"')
+SAID = re.compile(rb'"content":"((?:[^"\\]|\\.)*)"')
 
 
 def stream_of(tokens: int) -> Kind:
@@ -131,7 +131,7 @@ class Watched:
         self._selector = selectors.DefaultSelector()
         for seed in range(WATCHED):
             connection = socket.create_connection((address.hostname, address.port))
-            connection.sendall(asked(address.netloc, kind, seed))
+            connection.sendall(asked(address.netloc, kind, seed, "watched"))
             self._selector.register(connection, selectors.EVENT_READ, seed)
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
@@ -204,7 +204,7 @@ def workers_of(daemon: DaemonProcess) -> dict[str, str]:
 
 def one_of(workers: dict[str, str], seed: int) -> str:
     """Return the id of the request with this seed."""
-    (name,) = (name for name in workers if f"-s{seed}-" in name)
+    (name,) = (name for name in workers if f"-watched{seed}-" in name)
     return name
 
 

@@ -127,13 +127,12 @@ def ask_all(url: str, kind: Kind, streams: int) -> list[bytes]:
     return answers
 
 
-def asked(host: str, kind: Kind, seed: int) -> bytes:
-    """Return a request, whose id has its seed."""
+def asked(host: str, kind: Kind, seed: int, name: str = "stream") -> bytes:
+    """Return a request, whose id has this name and its seed."""
     body = json.dumps({**kind.body, "model": "demo", "seed": seed, "temperature": 1.0}).encode()
-    head = (
-        f"POST /v1/{kind.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nX-Request-Id: s{seed}-\r\n"
-    )
-    return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST /v1/{kind.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    head += f"X-Request-Id: {name}{seed}-\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def received(connection: socket.socket) -> bytes | None:
