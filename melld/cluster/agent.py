@@ -204,7 +204,7 @@ class Agent:
         try:
             relay.child = LocalHost(self._template).spawn(asked.spec, relay)
         except OSError as error:
-            self._daemon.send(say.Exited(asked.number, f"no process could be started: {error}", from_outside=True))
+            self._daemon.send(say.Exited(asked.number, f"cannot start a process: {error}", from_outside=True))
             return
         self._relays[asked.number] = relay
 
