@@ -42,7 +42,7 @@ def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None)
 
 
 def _name_first_model(tables: dict[str, Any], where: str) -> None:
-    """Make the first of `[[models]]` the model of whoever knows only one."""
+    """Use the first of `[[models]]` as `model`, for code that knows only one."""
     models = tables.get("models")
     if not isinstance(models, list | tuple) or not models:
         return

@@ -190,7 +190,7 @@ class Api:
             return await self._serve(exchange, call, model.serving, fields, len(body))
 
     async def _follow(self, exchange: Exchange, response_id: str) -> web.StreamResponse:
-        """Send what a response in the background has said, from where its client has left off, and what it will say."""
+        """Replay a background response's events from where its client left off, then follow it."""
         after = exchange.request.query.get("starting_after")
         stream = self._stored.follow(exchange.client.owner, response_id, after)
         self.admission.check(exchange.client.name)

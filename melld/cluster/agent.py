@@ -57,7 +57,7 @@ class NotJoined(MelldError):
 
 
 class Relay:
-    """Relays what one worker says to the daemon.  `number`: the daemon's, on this connection."""
+    """Relays one worker's messages to the daemon.  `number`: the daemon's number for it on this connection."""
 
     def __init__(self, number: int, spec: WorkerSpec, daemon: Link, ended: Callable[[int], None]) -> None:
         self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
@@ -94,7 +94,7 @@ class Relay:
         self.child.write(payload)
 
     def look(self, reach: Reach) -> None:
-        """Look whether the worker gets on, and tell."""
+        """Check the worker's progress and report it."""
         self._daemon.send(say.Seen(self._number, self.child.look(reach)))
 
     def judge_reading(self) -> None:
@@ -204,7 +204,7 @@ class Agent:
         try:
             relay.child = LocalHost(self._template).spawn(asked.spec, relay)
         except OSError as error:
-            self._daemon.send(say.Exited(asked.number, f"no process could be started: {error}", from_outside=True))
+            self._daemon.send(say.Exited(asked.number, f"cannot start a process: {error}", from_outside=True))
             return
         self._relays[asked.number] = relay
 

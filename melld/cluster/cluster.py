@@ -202,7 +202,7 @@ class Cluster:
                 self._summon(name)
 
     def _forget(self, is_void: Callable[[str, str], bool]) -> None:
-        """Stop waiting for agents that will not come; `is_void(name, node)` says which."""
+        """Stop waiting for agents that will not connect, as told by `is_void(name, node)`."""
         for name, launching in self._launching.items():
             if launching.timer is not None and launching.node and is_void(name, launching.node):
                 launching.timer.cancel()
@@ -234,7 +234,7 @@ class Cluster:
         launching.timer = asyncio.get_running_loop().call_later(config.start_timeout_s, self._refused, name, late)
 
     def _refused(self, name: str, reason: str, tries: int = 1) -> None:
-        """Note that a machine cannot join, which counts as so many attempts; try again later."""
+        """Record failed attempts of a machine to join; retry later."""
         log.warning("machine %s cannot join: %s", name, reason)
         launching = self._launching[name]
         launching.failure, launching.tries = reason, launching.tries + tries

@@ -58,7 +58,7 @@ def facts_of(models: Iterable[ModelFiles]) -> Facts:
 
 
 def why_different(ours: Facts, theirs: Facts) -> str | None:
-    """Return why a machine with `theirs` cannot serve beside one with `ours`, or None."""
+    """Return why a machine with `theirs` cannot serve together with one with `ours`, or None."""
     for package, known in ours.versions.items():
         found = theirs.versions.get(package, "none")
         if found != known:

@@ -65,7 +65,7 @@ class Gate:
         )
 
     def close(self) -> None:
-        """Stop listening, and let nobody in who is connected already; connections that were let in stay."""
+        """Stop listening and reject pending connections; admitted ones stay open."""
         self._tokens.clear()
         if self._server is not None:
             self._server.close()

@@ -1,4 +1,4 @@
-"""Client of the control socket, for the command line: synchronous, with the standard library alone.
+"""Synchronous client of the control socket for the command line, using only the standard library.
 
 Owns finding the socket and telling "no daemon" from "refused".  What it returns is safe to print, as another program
 may own the socket.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
@@ -136,7 +136,7 @@ class OpenAnswer:
         self._answer = answer
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what the daemon says, as JSON, until it says no more.
+        """Yield the daemon's messages as JSON until it stops sending.
 
         Raises:
             msgspec.MsgspecError: a line is not JSON.
@@ -145,7 +145,7 @@ class OpenAnswer:
             yield msgspec.json.encode(printable_all(msgspec.json.decode(line)))
 
     def close(self) -> None:
-        """Close the connection; nobody reads the lines any more."""
+        """Close the connection; the remaining lines are not needed."""
         self._answer.close()
         self._channel.close()
 

@@ -209,7 +209,7 @@ class RenewalStep(enum.StrEnum):
     """How far a renewal is."""
 
     UNDER_WAY = "under way"
-    RENEWED = "renewed"  # the new daemon takes requests
+    RENEWED = "renewed"  # the new daemon is serving
     KEPT = "kept"  # the old one serves on
 
 
@@ -224,7 +224,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
+    """Load a model, and reply once it can serve.  Answered by `melld.control.status.ModelStatus`."""
 
     model: str
     path: str = ""

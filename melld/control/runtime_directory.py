@@ -1,4 +1,4 @@
-"""The runtime directory: the place of the daemon's sockets, for its own user alone.
+"""The runtime directory: where the daemon's sockets live, accessible only to its own user.
 
 Owns the directory's name, its mode, the lock that makes the daemon in it the only one, and the control socket in it.
 Never speaks through the socket: `melld.control.server` answers, `melld.control.client` asks.

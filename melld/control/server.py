@@ -61,7 +61,7 @@ class OpenCall:
 
 
 class Lasting(NamedTuple):
-    """An operation whose handler may say several things, and returns when it is over: at the latest, once `left`."""
+    """An operation whose handler may send several messages; it returns when done, or at the latest once `left`."""
 
     takes: type[msgspec.Struct]
     act: Callable[[Any, OpenCall], Awaitable[None]]
@@ -128,7 +128,7 @@ async def _last(
 
 
 class ControlServer:
-    """Answers on the control socket, and puts it back in its place when somebody has removed it.
+    """Serves the control socket, and restores it if it is removed.
 
     A login session's directory goes with the user's last session, while a daemon in tmux runs on.
     """
@@ -165,7 +165,7 @@ class ControlServer:
             await self.look()
 
     async def look(self) -> None:
-        """Put the socket back if it is gone; warn once if that cannot be done, and try again at the next look."""
+        """Restore the socket if it is gone; warn once on failure, and retry at the next check."""
         if self._is_resting or (self._control.is_in_place and self._site is not None):
             return
         try:

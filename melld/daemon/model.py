@@ -86,7 +86,7 @@ class ServedModel:
     def __init__(
         self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None, key: str = ""
     ) -> None:
-        """`key`: tells it from a model of its name that was removed and has not ended yet."""
+        """`key`: distinguishes it from a removed model of the same name that is still finishing."""
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]
@@ -176,7 +176,7 @@ class ServedModel:
             self.first_calls -= is_first
 
     async def until_loaded(self) -> None:
-        """Have the model loaded; return once it can be asked.
+        """Have the model loaded; return once it can serve.
 
         Raises:
             ModelNotLoaded: it cannot be loaded, or not within the queue's deadline.

@@ -1,4 +1,4 @@
-"""What the start of the daemon checks before anything slow, and what it says of its progress."""
+"""Startup checks that run before anything slow, and startup progress messages."""
 
 import asyncio
 import logging
@@ -125,7 +125,7 @@ def _check_model(directory: Path, path: str) -> None:
 
 
 def _model_near(wrong: Path) -> str:
-    """Return a hint at a model inside the directory, or beside it under a similar name."""
+    """Return a hint at a model inside the directory, or next to it under a similar name."""
     inside = sorted(one.parent for one in wrong.glob("*/config.json"))
     if inside:
         return f"; did you mean {str(inside[0])!r}?"

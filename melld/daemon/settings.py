@@ -34,7 +34,7 @@ RELOADABLE = (
 
 
 class ModelChanger(Protocol):
-    """The models of a daemon, which come and go as the configuration says."""
+    """The models of a daemon, added and removed as the configuration changes."""
 
     async def prepare(self, config: Config) -> dict[str, Any]:
         """Read what is new; raise `ConfigError` if it cannot be served."""

@@ -198,7 +198,7 @@ def check_sizes(config: Config, gpus: Sequence[Device]) -> None:
 
 
 def check_lending(config: Config, gpus: Sequence[Device]) -> None:
-    """Refuse to lend GPU memory where that cannot work: nothing leaves it for weights, all of which must fit beside it.
+    """Reject lending of GPU memory that cannot work: all weights must fit next to the lent memory.
 
     Raises:
         ConfigError: with the reason.
@@ -221,7 +221,7 @@ def check_lending(config: Config, gpus: Sequence[Device]) -> None:
 
 
 def first_guess(config: Config, model: ModelConfig, kind: str) -> int:
-    """Return what a worker of the model will probably hold beside KV."""
+    """Estimate the memory a worker of the model needs besides KV."""
     dtype = str(engine_arguments(config.alone(model), kind).get("dtype", ""))
     return weights_bytes(model, dtype) + BESIDE_WEIGHTS_BYTES[kind]
 

@@ -68,7 +68,7 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beat_interval_s(self) -> float:
-        """Return how often to tell the manager that all is well: twice in its watchdog's period."""
+        """Return the status interval: at most half the watchdog period."""
         return STATUS_INTERVAL_S if self.watchdog_s is None else min(STATUS_INTERVAL_S, self.watchdog_s / 2)
 
     def listening_sockets(self, name: str = "api") -> list[socket.socket]:

@@ -1,4 +1,4 @@
-"""Drains: empties and stops a worker whose device an operator wants, and brings it back on request.
+"""Drains: empties and stops a worker whose device an operator needs, and returns it to service on request.
 
 Owns the drains under way and those that are done, which keep their workers out of service until `resume`.  Never moves
 a request: the scheduler does, after `WorkerDraining`.  Never ends a process: the supervisor does.
@@ -160,7 +160,7 @@ class Drains:
         return list(await asyncio.gather(*(self.drain(worker, wait, deadline_s) for worker in workers)))
 
     def lend(self, worker: WorkerId, loan: Lend) -> WorkerDrain:
-        """Take the worker out of service, even the last, for a borrower who alone can have it resumed."""
+        """Take the worker, even the last, out of service for a borrower; only that loan's end resumes it."""
         return self._begin(self._fleet.place_of(worker), loan)
 
     async def resume(self, worker: WorkerId, loan: Lend | None = None) -> Resumed:

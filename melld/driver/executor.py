@@ -271,7 +271,7 @@ class Executor:
             self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
 
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
-        """Start the link's moves in the order in which they were asked for, as long as it may carry more."""
+        """Start the link's moves in request order, up to its limit."""
         while True:
             moves = [move for move in self.moves.values() if move.link == link]
             queued = [move for move in moves if move.migration.state is MoveState.QUEUED]

@@ -60,7 +60,7 @@ class Loans:
         return self._ended_s + sum(self._clock() - drain.began_s for drain in self._lent)
 
     async def lend(self, asked: Lend, call: "OpenCall") -> None:
-        """Lend devices until the borrower has gone, or tell it why there are none.
+        """Lend devices until the borrower is gone, or tell it why none are available.
 
         If the daemon ends first, its workers end too, and none is resumed.
 

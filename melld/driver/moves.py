@@ -1,4 +1,4 @@
-"""The moves that the scheduler wants, from its command to their start: the planner at work on the fleet.
+"""Moves the scheduler wants, from command to start: the planner's shell.
 
 Owns what the planner hears (present sizes, open ways, batches) and acts on its answer.  Decides nothing; the executor
 owns the moves that have started.

@@ -56,7 +56,7 @@ class RequestQueue:
         raise self._error(Reason.QUEUE_FULL)
 
     def send_away(self, command: events.ShedRequest) -> None:
-        """End a waiting request with an answer that says when to retry."""
+        """Reject a waiting request, telling the client when to retry."""
         self._since_s.pop(command.request, None)
         self.sent_away[command.reason] += 1
         self._fleet.end(command.request, self._error(command.reason))

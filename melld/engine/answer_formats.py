@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Chooses vLLM's parsers of tool calls and reasoning by what a model's own files say.
+"""Chooses vLLM's tool call and reasoning parsers from a model's own files.
 
 Owns the table: which markers of a chat template, and which model types, mean which parser.  Pure; `model_files` reads.
 Sources: the parsers of the pinned vLLM (`vllm.tool_parsers`, `vllm.reasoning`, `vllm.parser`) and vLLM's documents

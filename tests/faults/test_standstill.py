@@ -55,5 +55,5 @@ def test_a_load_that_hangs_ends_with_its_reason(demo_model: Path, tmp_path: Path
     os.mkfifo(model / "model-00002-of-00002.safetensors")
     with DaemonProcess(model, "--device", "cpu:1", "--set", "health.load_stall_s=3") as daemon:
         assert daemon.wait_end() != 0
-    said = "could not start: killed by melld: computed and read nothing for 3 s while loading the model"
+    said = "failed to start: killed by melld: computed and read nothing for 3 s while loading the model"
     assert said in daemon.lines[-1]

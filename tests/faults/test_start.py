@@ -56,7 +56,7 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
     ) as daemon:
         assert daemon.wait_end() == 1
     assert daemon.lines[-1].startswith("melld serve: worker w")
-    assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")
+    assert daemon.lines[-1].endswith("failed to start: ended by SIGABRT")
 
 
 def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:

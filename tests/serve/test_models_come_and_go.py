@@ -142,7 +142,7 @@ def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
     assert town.daemon.melld("load", path, "--name", "extra").stdout == "extra: loaded\n"
     town.reload("demo", "other")
     assert town.names() == ["demo", "other", "extra"]
-    assert "there is a model 'extra'" in town.daemon.melld("load", path, "--name", "extra").stderr
+    assert "model 'extra' already exists" in town.daemon.melld("load", path, "--name", "extra").stderr
     stream = Stream(town.daemon, {**LONG, "max_tokens": 4000, "model": "extra"})
     stream.wait_chunks(5)
     assert town.daemon.melld("unload", "extra", "--now").stdout == "extra: unloaded\n"

@@ -205,7 +205,7 @@ class TestEnds:
         (tmp_path / "model.safetensors").write_bytes(b"no weights")
         with DaemonProcess(tmp_path, "--device", "cpu:1") as process:
             assert process.wait_end() == 1
-        assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 could not start: ")
+        assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 failed to start: ")
 
     def test_a_taken_port_is_told_at_once(self, demo_model: Path) -> None:
         """Two daemons do not fight over a port."""

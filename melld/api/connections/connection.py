@@ -132,7 +132,7 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the response, unless nobody reads it; the next head may follow.
+        """Send the response, unless the client stopped reading; then accept the next request.
 
         What came behind a head that asks for another protocol, which it does not get, may be in that: it is dropped,
         and the connection closed, as behind a body that only the connection's end can frame.

@@ -112,7 +112,7 @@ class Exchange:
         return response
 
     def preflight(self) -> web.Response | None:
-        """Return the answer to a browser that asks whether an allowed page may call; None for any other request."""
+        """Return the response to a CORS preflight from an allowed page; None for any other request."""
         head = preflight_head(self.request.method, self.request.headers, self._config)
         return None if head is None else self.whole(b"", 204, head, leaves_body=True)
 

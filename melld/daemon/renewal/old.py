@@ -1,4 +1,4 @@
-"""The side of a renewal that is to be replaced: starts the new daemon, and gives it all, piece by piece.
+"""The old daemon's side of a renewal: starts the new daemon and hands everything over, piece by piece.
 
 Owns the new daemon's process and this daemon's part of the channel.  `handover` decides.
 """
@@ -269,7 +269,7 @@ class OldSide:
             one.close()
 
     async def _open(self) -> None:
-        """Serve as if nothing had been asked."""
+        """Return to normal service."""
         daemon = self._daemon
         daemon.admission.reopen()
         daemon.entrance.open()

@@ -41,7 +41,7 @@ class Renewals:
         return self.current is not None
 
     async def renew(self, _asked: Renew, call: OpenCall) -> None:
-        """Replace this daemon, and tell the operator how far that is, until another takes requests or this one does.
+        """Replace this daemon, reporting progress to the operator, until either daemon serves.
 
         Raises:
             NotRenewed: it cannot be replaced now.

@@ -83,7 +83,7 @@ class Succession:
         return self.control
 
     def begin(self, models: Sequence[ServedModel], notifier: Notifier, feed: Callable[[bool], Any]) -> None:
-        """Take the daemon's parts; hold the workers back until the predecessor gives their devices.
+        """Take the daemon's parts; hold workers back until the predecessor hands over their devices.
 
         Raises:
             ConfigError: this daemon cannot take over from another.
@@ -160,5 +160,5 @@ class Succession:
 
     @property
     def needs_stand_in(self) -> bool:
-        """Return whether another daemon serves on, and nobody who waits for this one's end knows."""
+        """Return True if another daemon keeps serving and whoever waits for this process cannot know."""
         return self.renewals.is_handed_over and not (self.has_stand_in or self.notifier.has_manager)

@@ -13,7 +13,7 @@ from melld.landlord.instance import UNLOADED, Instance, InstanceState
 
 
 class Departures:
-    """The models that leave.  `hear` takes what is to be told to the Landlord; `forget` forgets one that has left."""
+    """Models being removed.  `hear` takes events for the Landlord; `forget` drops a model once it is gone."""
 
     def __init__(
         self,

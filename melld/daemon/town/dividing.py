@@ -1,4 +1,4 @@
-"""How GPUs are divided among models if the configuration does not say.
+"""Divides GPUs among models if the configuration does not.
 
 Owns which models can lend.  `landlord.division` has the arithmetic.
 """
@@ -16,7 +16,7 @@ from melld.landlord.division import Division, divide
 
 
 def lacks_sizes(config: Config) -> bool:
-    """Return True if a model is to share GPUs, and its configuration does not say how much KV memory it has there."""
+    """Return True if a model shares GPUs without a configured amount of KV memory."""
     return any(model.vllm_option("kv_cache_memory_bytes") is None for model in config.served)
 
 

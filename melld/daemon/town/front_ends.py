@@ -12,7 +12,7 @@ from melld.daemon.model import ServedModel
 
 
 class FrontEnds:
-    """Makes the front end of each model that has been loaded, once.  `do` runs a task, and tells why it has failed.
+    """Creates the front end of each loaded model once.  `do` runs a task and reports why it failed.
 
     `open_model` does it; None until calls can be served.
     """

@@ -1,4 +1,4 @@
-"""The Landlord at work: tells it what happens to the models of one daemon, and carries out its commands.
+"""The Landlord's shell: feeds it the events of one daemon's models, and carries out its commands.
 
 Has tenants only where several models share devices.  Decides nothing: `melld.landlord` does.
 
@@ -65,7 +65,7 @@ class LandlordShell:
     def take_over(
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
-        """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
+        """Take ownership of these models' workers; `declared` lists what exists."""
         self.courier.arenas = {**self.courier.arenas, **arenas}
         for tenant in tenants:
             self.tenants[tenant.key] = tenant

@@ -41,7 +41,7 @@ class Lending:
         self._send(worker, wire.GrantGranules(tuple(granules), cause))
 
     async def take(self, worker: WorkerId, granules: int, deadline_s: float, cause: EventId = NO_EVENT) -> None:
-        """Take so many granules from the worker; return when it has answered: the owner has heard what it gives.
+        """Take granules from the worker; return once it has replied and the owner knows what it gave back.
 
         Raises:
             TakeFailed: the worker has ended, or does not answer.
@@ -64,7 +64,7 @@ class Lending:
             self.owner.returned(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
-        """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
+        """Fail the takes from an exited worker; its siblings have been told to close their links to it."""
         self._takes.worker_lost(worker)
         for _, readers in self._reading:
             readers.discard(worker)

@@ -27,7 +27,7 @@ PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """A worker process is gone.  `reason` is one line for people; `expected` if melld asked it to end.
+    """A worker process exited.  `reason` is one human-readable line; `expected` if melld asked it to exit.
 
     `from_outside`: no request of it is to blame (`fate`).
     """
@@ -100,7 +100,7 @@ class WorkerProcess:
         self.send(wire.Wake())
 
     async def wait_ended(self) -> None:
-        """Return when the process is gone and `on_end` has been called."""
+        """Return once the process has exited and `on_end` has been called."""
         await self._ended.wait()
 
     def look(self, reach: Reach) -> Standstill:

@@ -277,7 +277,7 @@ class Supervisor:
         """See `PlaceListener`."""
         if self.owner is not None:
             worker = place.slot.worker
-            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before its start", expected=True))
+            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before it started", expected=True))
 
     async def watch(self) -> None:
         """Kill hung workers, until cancelled.

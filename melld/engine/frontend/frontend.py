@@ -120,7 +120,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
-        """See `AsyncLLM`.  What the call's outlet tells its client, the generator yields later as one output.
+        """See `AsyncLLM`.  Output that the call's outlet already sent, the generator yields later in one piece.
 
         Each output is served in a turn of the loop that has time for it: those of a step come all at once.
         """

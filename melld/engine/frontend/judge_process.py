@@ -73,7 +73,7 @@ class JudgeProcess(asyncio.Protocol):
         return verdict, payload
 
     def kill(self) -> None:
-        """Kill the process; one that could not be asked for has ended."""
+        """Kill the process, if it was ever started."""
         if self._birth.forks is None:
             self.ended.set_result(None)
         self._birth.kill()

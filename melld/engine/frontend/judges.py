@@ -77,7 +77,7 @@ class Judges:
         return ruling.constraint
 
     async def close(self) -> None:
-        """Kill all judges, and return once they are gone.  No call may wait for a ruling any more."""
+        """Kill all judges, and return once they are gone.  No call may still be waiting for one."""
         for judge in self._judges.values():
             judge.kill()
         await asyncio.gather(*self._judges)

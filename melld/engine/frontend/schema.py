@@ -22,7 +22,7 @@ _JOINTS = frozenset({"$ref", *_IN_PLACE})
 
 
 class Budget:
-    """A cap on the objects and lists that the guards visit in one request, so that none holds its thread for long."""
+    """Caps the objects and lists that guards visit per request, so that none blocks its thread for long."""
 
     def __init__(self) -> None:
         self._left = MAX_VALUES

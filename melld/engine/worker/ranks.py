@@ -78,7 +78,7 @@ _begun = False
 
 
 def begin(worker_pid: int, not_ours: Sequence[int] = ()) -> None:
-    """Tie this rank to its worker; leave alone what a rank forks."""
+    """Tie this rank's life to its worker's, but not that of processes the rank forks."""
     global _begun  # noqa: PLW0603  a rank is a process
     if _begun:
         return

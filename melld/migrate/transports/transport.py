@@ -174,7 +174,7 @@ class Puller:
         self._link.close()
 
     def _pace(self, pacers: Sequence[Pacer], is_cancelled: Callable[[], bool]) -> float:
-        """Return, once a piece may begin, the seconds slept."""
+        """Wait until a piece may start; return the seconds slept."""
         slept_s = 0.0
         while True:
             if is_cancelled():

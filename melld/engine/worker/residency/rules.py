@@ -34,7 +34,7 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
 
 
 def leave_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why no request of this engine can leave it while it runs, or None; after a death they go on elsewhere."""
+    """Return why no running request can leave this engine, or None; after a crash they still resume elsewhere."""
     return engine_refusal(scheduler) or (None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV)
 
 
@@ -94,7 +94,7 @@ def engine_name(engine: "EngineCore") -> str:
 
 
 def _drafting(speculative: Any) -> tuple[Any, ...]:
-    """Return what drafts tokens beside the model, and keeps its KV in the same blocks."""
+    """Return the drafter that keeps its KV in the model's blocks."""
     if speculative is None:
         return ()
     return speculative.method, speculative.model, speculative.revision, speculative.num_speculative_tokens
