@@ -89,11 +89,11 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.fleet = Fleet(
-            [], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health, owner=None if is_alone else owner
-        )
+        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health)
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
+        if owner is not None and not is_alone:
+            self.fleet.let_to(owner)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries())
         on_rest = () if owner is None else (owner.tell_offers,)
