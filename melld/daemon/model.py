@@ -249,13 +249,12 @@ class ServedModel:
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
         if self.failure and asyncio.get_running_loop().time() < self._closed_until_s:
             return f"{self.name} {self.failure}"
-        states = [(place, *self.state_of(place)) for place in self.parts.fleet.places.values()]
-        if any(holds(place, state) for place, state, _ in states):
-            return None
-        told = (
-            f"{place.slot.worker} {state}" + f" ({reason})" * (state is WorkerState.WAITING)
-            for place, state, reason in states
-        )
+        states = ((place, *self.state_of(place)) for place in self.parts.fleet.places.values())
+        told = []
+        for place, state, reason in states:
+            if holds(place, state):  # mostly the first: each call asks
+                return None
+            told.append(f"{place.slot.worker} {state}" + f" ({reason})" * (state is WorkerState.WAITING))
         return f"no worker can serve: {', '.join(told)}"
 
     def status(self) -> ModelStatus:

@@ -115,13 +115,13 @@ def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench)
         beside.wait_chunks(5)
         [other] = bench.operator.requests_of(beside)
         assert other["worker"] != one["worker"]
+        told = re.search(r"in (\d+) ms: [\d,]+ tokens idle, ([\d,]+) beside", bench.daemon.status()["boundaries"])
         [report] = bench.operator.move(stream, "tokens")
     beside.leave()
-    told = re.search(r"in (\d+) ms: [\d,]+ tokens idle, ([\d,]+) beside", bench.daemon.status()["boundaries"])
     assert told is not None
-    epoch_s, tokens = int(told[1]) / 1e3, int(told[2].replace(",", ""))
+    epoch_s, tokens = int(told[1]) / 1e3, int(told[2].replace(",", ""))  # of the slower worker
     assert report["outcome"] == "committed"
-    assert report["total_s"] > (len(body["prompt"]) / tokens - 2) * epoch_s / 4  # what is learned changes meanwhile
+    assert report["total_s"] > (len(body["prompt"]) / tokens - 2) * epoch_s / 2
     assert stream.result() == unmoved
 
 

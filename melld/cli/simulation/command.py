@@ -10,7 +10,6 @@ import pathlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
-from melld.decisions.records import Record, encode
+from melld.decisions.records import Record, encode, read
 from melld.decisions.replay import replay
 from melld.errors import ConfigError, MelldError
 from melld.scheduler.targets import Targets
@@ -29,8 +28,6 @@ from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.workload import Workload
-
-PROGRESS_ABOVE = 20_000  # requests: fewer end too soon for a bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,8 +158,8 @@ def _run_one(
     policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
 ) -> PolicyOutcome:
     choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
-        return run_policy(policy, settings, workload, choices, log, progress)
+    with _decision_log(arguments.decision_log) as log:
+        return run_policy(policy, settings, workload, choices, log)
 
 
 def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
@@ -170,26 +167,12 @@ def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
     if len(policies) > 1 or arguments.decision_log:
         raise ConfigError("--replay", "takes one --policy at most, and cannot be combined with --decision-log")
     with arguments.replay.open("rb") as file:
-        result = replay(_records(file), ALL_POLICIES, policies[0] if arguments.policy else None)
+        result = replay(read(file), ALL_POLICIES, policies[0] if arguments.policy else None)
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     else:
         print(replay_text(result))
     return DONE if result.difference is None else FAILED
-
-
-def _records(file: IO[bytes]) -> Iterator[Record]:
-    """Yield the log's records; skip a last line that is cut off."""
-    for number, line in enumerate(file, start=1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{file.name}:{number}", f"not a record of a decision log: {error}") from error
-        if not {"at", "kind"} <= record.keys():
-            raise ConfigError(f"{file.name}:{number}", "not a record of a decision log: it has no `at` or no `kind`")
-        yield record
 
 
 @contextlib.contextmanager
@@ -199,15 +182,3 @@ def _decision_log(path: pathlib.Path | None) -> Iterator[Callable[[Record], None
         return
     with path.open("wb") as file:
         yield lambda record: (file.write(encode(record)), None)[1]
-
-
-@contextlib.contextmanager
-def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None] | None]:
-    """Yield a progress callback that draws a bar, at most ten times a second, if standard error is a terminal."""
-    if requests < PROGRESS_ABOVE or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=requests, desc=policy, unit="request", file=sys.stderr, miniters=1000) as bar:
-        yield lambda arrived: bar.update(arrived - bar.n)
