@@ -18,7 +18,6 @@ from melld.daemon.history import History
 from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.stories import Stories
-from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.first_loads import WorkerStartFailed
@@ -228,7 +227,7 @@ class ServedModel:
         drain = self.parts.driver.drains.by_worker.get(place.slot.worker)
         if drain is not None:
             gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
-            return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+            return (gone if drain.is_over else WorkerState.DRAINING), drain.stuck
         if place.state is WorkerState.WAITING:
             return place.state, place.life.obstacle
         if place.state is WorkerState.FAILED and not place.life.given_up:

@@ -25,7 +25,7 @@ from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
-from melld.driver.drain import DrainState, WorkerDrain
+from melld.driver.drain import WorkerDrain
 from melld.driver.idle import IdleWorkers
 from melld.driver.lendable import NeverLent
 from melld.engine.fleet.life import MAX_FAILED_STARTS, Event, Intent, State, Who
@@ -134,7 +134,7 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
 def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
     """Its process may be warm, or startable: its device is not the daemon's now."""
     watched = Watched()
-    watched.drains.by_worker[W0] = WorkerDrain(W0, 0.0)
+    watched.drains.by_worker[W0] = WorkerDrain(watched.places[0], 0.0)
     for place in watched.places[1:]:
         place.life.take(Event.DIED)
         place.life.failed_starts = MAX_FAILED_STARTS
@@ -146,8 +146,8 @@ def test_requests_wait_for_workers_that_are_lent_and_the_status_says_to_whom() -
     watched = Watched()
     loan = Lend(command="train", pid=7, user="ann", held_s=60.0)
     for worker in (W0, W1, W2):
-        watched.drains.by_worker[worker] = WorkerDrain(worker, watched.daemon.clock(), loan)
-    watched.drains.by_worker[W0].state = DrainState.DRAINED
+        watched.drains.by_worker[worker] = WorkerDrain(watched.fleet.places[worker], watched.daemon.clock(), loan)
+    watched.drains.by_worker[W0].total_s = 1.0
     assert watched.watch.why_not_ready() == "no worker can serve: w0 lent, w1 draining, w2 draining"
     assert watched.watch.why_closed() is None
     lent, emptying, _ = watched.watch.status().workers

@@ -25,7 +25,6 @@ from melld.daemon.renewal.legacy import NotLeft
 from melld.daemon.settings import Settings
 from melld.daemon.systemd import Notifier
 from melld.daemon.watch import Condition
-from melld.driver.drain import DrainState
 from melld.driver.lendable import NeverLent, NothingToLend
 from melld.driver.loans import all_answered
 
@@ -284,6 +283,6 @@ class OldSide:
             task.cancel()
         drains = self._daemon.models[0].parts.driver.drains.by_worker.values()
         places = self._daemon.models[0].parts.fleet.places
-        kept = [one.worker for one in drains if one.loan is None and one.state is DrainState.DRAINED]
+        kept = [one.worker for one in drains if one.loan is None and one.is_over]
         self._channel.say(wire.Gone(tuple(device for worker in kept for device in places[worker].slot.devices)))
         self._channel.close()

@@ -91,8 +91,6 @@ class Letting:
         for place, slot in zip(fleet.places.values(), slots, strict=True):
             place.slot = slot
         self.let_in(alone, vllm_config, lends=False)
-        alone.parts.idle.never_stop()
-        fleet.let_to(landlord)
         for worker, ready in fleet.ready.items():
             landlord.worker_ready(worker, ready)
 
@@ -111,6 +109,8 @@ class Letting:
         displaces = not landlord.courier.division.lent_bytes
         tenant = Tenant(model, told.block_bytes, lends=bool(arenas), displaces=displaces)
         landlord.take_over([told, *instances], [tenant], {})
+        model.parts.idle.never_stop()
+        model.parts.fleet.let_to(landlord)
 
     def follow(self, model: ServedModel, vllm_config: Any) -> None:
         """Tell the Landlord the new settings of a model that it knows."""

@@ -57,11 +57,10 @@ class Fleet:
         health: HealthConfig | None = None,
         itl_target_s: float | None = None,
         is_prefix_aware: bool = False,
-        owner: WorkerOwner | None = None,
     ) -> None:
         intake = Intake()
         self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
-        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), owner, intake)
+        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep
@@ -74,7 +73,7 @@ class Fleet:
         """What the worker that was ready last has said of its engine; it may have ended since."""
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
-        self.lending = Lending(self.send, owner)
+        self.lending = Lending(self.send)
         self.grant = self.lending.grant
         self.take = self.lending.take
         self.workers = self.reports.workers

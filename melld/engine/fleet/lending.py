@@ -28,7 +28,7 @@ class TakeFailed(MelldError):
 
 
 class Lending:
-    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none if nothing is lent."""
+    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none while nothing is lent."""
 
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
         self._send = send

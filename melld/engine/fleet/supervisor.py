@@ -35,7 +35,7 @@ log = logging.getLogger("melld.supervisor")
 class Supervisor:
     """All workers, each in its place.
 
-    With an `owner`, which says which workers run, it starts none by itself, and gives none up.
+    Once they are let to an owner, which says which of them run, it starts none by itself, and gives none up.
     """
 
     def __init__(
@@ -44,13 +44,12 @@ class Supervisor:
         host: Host,
         listener: WorkerListener,
         health: HealthConfig,
-        owner: WorkerOwner | None = None,
         intake: Intake | None = None,
     ) -> None:
         self.places: dict[WorkerId, Place] = {}
-        self.owner = owner
-        self.first = FirstLoads() if owner is None else owner.first
-        self._intent = Intent.OUT if owner is None else Intent.IN_SERVICE
+        self.owner: WorkerOwner | None = None
+        self.first = FirstLoads()
+        self._intent = Intent.OUT
         """Of the daemon with all of them: none is to start before the daemon does, or after its end."""
         self._listener = listener
         self._hung = HungWorkers(self.places.values(), health)
@@ -88,6 +87,7 @@ class Supervisor:
     def let_to(self, owner: WorkerOwner) -> None:
         """Let this owner decide from now on.  A start that is under way ends: the owner may not have room for it."""
         self.owner, self.first = owner, owner.first
+        self._have_all(Intent.IN_SERVICE)
         for worker, place in self.places.items():
             place.life.never_give_up()
             if not place.is_ready:
@@ -101,10 +101,7 @@ class Supervisor:
             place = self.places[slot.worker] = Place(slot)
             place.life.wish(Who.DAEMON, self._intent)
             self._run.hosts[slot.worker] = host
-            if self.owner is None:
-                self._run.take(place, Event.WAKE)
-            else:
-                place.life.never_give_up()
+            self._run.take(place, Event.WAKE)
 
     @contextlib.contextmanager
     def losing(self, workers: Iterable[WorkerId], why: str) -> Iterator[None]:
