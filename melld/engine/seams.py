@@ -149,10 +149,10 @@ the engine behind the front end | subclass | 0.27 | a client as an argument
 outputs on their way to text | replaced | 0.27 | the short way
   why   most say no more than which tokens are next: they take a short way
   ours  engine.frontend.frontend: request_states process_outputs; engine.frontend.plain_outputs: _stream_state
-        finished last_token_ts num_generation_tokens outputs take; engine.frontend.outlet: _last_output_text_offset
-        take make_request_output output_text parse_delta text token_ids; engine.frontend.codec: engine_index
-        finish_reason new_token_ids outputs stop_reason timestamp; engine.frontend.masks: outputs;
-        engine.fleet.reports: outputs; engine.worker.residency.warm: outputs
+        finished last_token_ts num_generation_tokens outputs take text token_ids; engine.frontend.outlet:
+        _last_output_text_offset take make_request_output output_text parse_delta text token_ids;
+        engine.frontend.codec: engine_index finish_reason new_token_ids outputs stop_reason timestamp weight_version;
+        engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs
   test  api/test_plain_streams.py::test_a_stream_is_the_one_that_vllm_makes
 
 log-probabilities | replaced | 0.27 | yes
@@ -227,6 +227,11 @@ the context's length in errors | replaced | 0.27 | yes
   why   clients shorten a conversation when they are told of it
   ours  api.serving.lengths: get_max_tokens; api.serving.responses: _validate_generator_input
   test  api/test_lengths.py::test_a_prompt_of_exactly_the_context_s_length_is_too_long
+
+short prompts | class | 0.27 | yes
+  why   they become tokens on the event loop: handing each to a thread takes longer than the work
+  ours  api.serving.short_prompts: AtOnce; api.serving.fit: __class__
+  test  api/test_openai_client.py::test_a_chat_counts_its_tokens
 
 calls of many texts | replaced | 0.32 | yes
   why   a call of thousands takes turns with others
