@@ -104,7 +104,7 @@ class Succession:
         """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
             return "a cluster's devices are Ray's to give, so its daemon is restarted, not renewed"
-        if len(self.models) > 1:
+        if len(self.models) > 1 or self.models[0].parts.fleet.supervisor.owner is not None:  # or there have been more
             return "several models share the devices, so their daemon is restarted, not renewed"
         return None
 
