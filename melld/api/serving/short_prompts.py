@@ -3,7 +3,6 @@
 vLLM's own functions for callers that wait do it.
 """
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,11 +14,10 @@ MESSAGES = 20
 _PLAIN_KEYS = {"role", "content"}
 
 
-@functools.cache
 def at_once(kind: type[BaseRenderer]) -> type[BaseRenderer]:
     """Return the renderer of vLLM's for which nobody has to wait where a prompt is short."""
 
-    class AtOnce(kind):  # type: ignore[misc, valid-type]
+    class AtOnce(kind):  # type: ignore[misc]
         async def render_chat_async(
             self, conversations: Sequence[Any], chat_params: Any, *arguments: Any, **named: Any
         ) -> Any:
