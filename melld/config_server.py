@@ -51,7 +51,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """Directory for the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`, then `$XDG_RUNTIME_DIR/melld`, then
     `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
-    """Maximum body size, also after decompression (413)."""
+    """Maximum body size (413)."""
     max_audio_bytes: Positive = 25 * MIB
     """Maximum body size for `/v1/audio/*` (413)."""
     max_header_bytes: Positive = 8 << 10

@@ -1,4 +1,4 @@
-"""Planner of moves: decides for all workers together which moves begin now, by KV or by tokens, and which wait.
+"""Move planner: decides for all workers together which moves start now, by KV or by tokens, and which wait.
 
 Owns the waiting moves and the bookings of those under way.  Pure: no clock, no I/O; the simulator and the daemon run
 the same class.

@@ -52,7 +52,7 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["simulate", "--replay", str(log)]) == 0
     replay = ["simulate", "--replay", str(log), "--policy"]
-    assert "decisions of mell-plus: all the same as in the log" in capsys.readouterr().out
+    assert "decisions of mell-plus: all match the log" in capsys.readouterr().out
     assert main([*replay, "best-fit", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["difference"]["step"] > 0
     assert main([*replay, "best-fit,mell-plus"]) == 2
@@ -70,7 +70,7 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
     [
         ([], "required"),
         (["--poisson", "0"], "above zero"),
-        (["--poisson", "1"], "needs --lengths and --seconds"),
+        (["--poisson", "1"], "requires --lengths and --seconds"),
         (["--poisson", "nan", "--lengths", "lognormal", "--seconds", "1"], "above zero"),
         (["--poisson", "1", "--trace", "x"], "not allowed with"),
         ([*LOAD[1:], "--policy", "fastest"], "'fastest' is not one of"),
