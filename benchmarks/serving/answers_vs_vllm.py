@@ -230,7 +230,9 @@ def compare(kind: Kind, program: tuple[str, ...], *, show: bool) -> Counter[str]
         options = json.loads(json.dumps(kind.options).replace("DIR", name))
         theirs_alone, ours_alone = ([w.replace("DIR", name) for w in words] for words in (kind.of_vllm, kind.of_melld))
         with (
-            vllm_serve(model, directory, *flags_for_vllm(options), *theirs_alone) as theirs,
+            vllm_serve(
+                model, directory, "--enable-prompt-tokens-details", *flags_for_vllm(options), *theirs_alone
+            ) as theirs,
             DaemonProcess(
                 model, *CPU.serve_flags(1), *flags_for_melld(options), *ours_alone, program=program
             ) as daemon,
