@@ -193,7 +193,7 @@ def row(name: str, found_s: list[tuple[float, float, int]]) -> str:
 async def measure(model: Path, rounds: int, turns: int) -> list[str]:
     """Return the rows."""
     os.environ.update(COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
-    template = TemplateProcess("cpu", COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
+    template = TemplateProcess("cpu")
     arenas = [Arena(ARENA_BYTES, GRANULE_BYTES) for _ in range(2)]
     places = {"giver": arenas[0], "getter": arenas[0], "arena": arenas[1], "own": None}
     workers = {name: Worker(name, model, template, arena) for name, arena in places.items()}

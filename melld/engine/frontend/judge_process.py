@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from melld.engine.host.forks import Birth
+from melld.engine.host.local_process import LocalProcess
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verdict
@@ -30,14 +30,14 @@ class JudgeProcess(asyncio.Protocol):
         self._on_end = on_end
         self._decoder = FrameDecoder(FromJudge)
         self._transport: asyncio.Transport | None = None
-        self._birth = Birth(lambda _: None, self._exited)
+        self._process = LocalProcess(lambda _: None, self._exited)
 
     async def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
         """Start the process and return at once; `on_ready` or `on_end` follows."""
         ours, theirs = socket.socketpair()
         silence = os.open(os.devnull, os.O_WRONLY)
         try:
-            template.spawn(self._birth, spec, (theirs.fileno(), silence), "judge")
+            template.spawn(self._process, spec, (theirs.fileno(), silence), "judge")
         finally:
             theirs.close()
             os.close(silence)
@@ -51,7 +51,7 @@ class JudgeProcess(asyncio.Protocol):
 
     def kill(self) -> None:
         """Kill the process."""
-        self._birth.kill()
+        self._process.kill()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -186,7 +186,7 @@ class Judges:
 
     def _died_of(self, case: _Case, exit_code: int | None) -> None:
         """Blame the constraint, unless its judge was killed from outside or has hardly run: another tries it, once."""
-        is_innocent = case.is_overdue or exit_code in (None, -signal.SIGKILL)  # the template died, or this one alone
+        is_innocent = case.is_overdue or exit_code in (None, -signal.SIGKILL)  # None: it cannot be known
         case.deaths += is_innocent
         if is_innocent and case.deaths == 1 and not case.ruling.done():
             case.judge, case.is_overdue = None, False
