@@ -11,7 +11,6 @@ import multiprocessing.process
 import os
 import select
 import signal
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
@@ -55,7 +54,6 @@ class TemplateProcess:
         os.environ[TEMPLATE_VARIABLE] = msgspec.json.encode(told).decode()
         self._thread = ThreadPoolExecutor(1, "starts of processes")
         self._awaited: set[LocalProcess] = set()
-        self._processes: weakref.WeakSet[LocalProcess] = weakref.WeakSet()
         self._followed = 0
         """The last one's pid."""
         self._has_forked = False
@@ -99,18 +97,15 @@ class TemplateProcess:
             child = CONTEXT.Process(target=begin, args=arguments, name=spec.worker)
             starting = asyncio.get_running_loop().run_in_executor(self._thread, _start, child)
             starting.add_done_callback(partial(self._started, process, child, self.pid, closing.pop_all()))
-        self._processes.add(process)
         self._awaited.add(process)
         if self._looking is None:
             self._look_later(None)
 
     def stop(self) -> None:
-        """End the template and every process that it forked."""
+        """End the template, and drop what it has yet to fork; what it forked ends with this process at the latest."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._looking is not None:
             self._looking.cancel()
-        for process in self._processes:
-            process.kill()
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
             select.select([self._end], [], [])
