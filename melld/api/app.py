@@ -163,6 +163,7 @@ class Api:
         if call is None:
             return await PAGES[exchange.route](self._facts, rest)
         self.admission.check(exchange.client.name)
+        await self._turns.mine()
         config = self._context.config()
         if call.hears:
             check_sender_of_form(request.headers, config)

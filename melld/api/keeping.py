@@ -68,17 +68,17 @@ class Keeping:
         """Find the answer that this one goes on from.
 
         Raises:
-            Refusal: 404, there is none; 409, this one or that one is still being made; 400.
+            Refusal: 404, there is none; 409, this one or that one is still in progress; 400.
         """
         request = self._request
         if request.background and not limits.max_stored_responses:
-            raise bad("background", "this server stores no responses")
+            raise bad("background", "this server does not store responses")
         self._store.check_new(self._owner, request.request_id)
         if (wanted := request.previous_response_id) is None:
             return
         found = self._store.find(self._owner, wanted, "previous_response_id")
         if not found.is_done:
-            message = f"the response {wanted} is still being made"
+            message = f"the response {wanted} is still in progress"
             raise Refusal(409, message, code="response_in_progress", param="previous_response_id")
         if len(found.messages) > limits.max_message_parts:
             message = f"a conversation has at most {limits.max_message_parts} messages"

@@ -47,7 +47,7 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
     found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
     if found is None:
         known = ", ".join(name for one in models for name in one.names)
-        message = f"The model `{name[:200]}` does not exist; there are: {known}"
+        message = f"The model `{name[:200]}` does not exist; available: {known}"
         raise Refusal(404, message, code="model_not_found", param="model")
     return found
 

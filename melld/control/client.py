@@ -57,7 +57,7 @@ class ControlClient:
 
         Raises:
             NoDaemon: no daemon listens.
-            ControlRefused: the daemon gave no status.
+            ControlRefused: the daemon returned no status.
             msgspec.MsgspecError: the answer is not JSON.
         """
         return self._ask("GET", "status", b"", self._answer_s)

@@ -55,6 +55,12 @@ def runtime_directory(configured: str | None, environment: Mapping[str, str]) ->
     return Path(f"/tmp/melld-{os.getuid()}")  # noqa: S108  its owner and mode are checked before it is used
 
 
+def state_directory(environment: Mapping[str, str], runtime: Path) -> Path:
+    """Return where files outlive the daemon: the service manager's `$STATE_DIRECTORY`, else the runtime directory."""
+    managed = environment.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(managed) if managed else runtime
+
+
 class ControlSocket:
     """A locked runtime directory and the control socket bound in it, which does not listen yet."""
 

@@ -31,7 +31,7 @@ from melld.daemon.renewal.succession import Succession
 from melld.daemon.settings import in_words
 from melld.daemon.systemd import Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import let_devices, make_parts, prepare_frontends
+from melld.daemon.wiring import make_parts, prepare_frontends
 from melld.engine.fleet.place import Place
 from melld.engine.hub import check_hub
 from melld.engine.pin import check_vllm_version
@@ -147,12 +147,13 @@ class Daemon:
         if self._parts.cluster is not None:
             await self._parts.cluster.check()
         preparing = asyncio.ensure_future(asyncio.to_thread(prepare_frontends, self._parts))
-        if (landlord := self._parts.landlord) is not None:
+        if len(self._parts.models) > 1:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
-            if divided := await let_devices(self._parts, self.config, prepared):
+            read = {model: one for model, (one, _) in zip(self._parts.models, prepared, strict=True)}
+            if divided := await self._parts.letting.begin(self.config, read):
                 self._say(f"melld: {divided}")
-            await landlord.start(progress.became_ready)
+            await self._parts.landlord.start(progress.became_ready)
             return prepared
         if self.succession.before is not None:
             self._parts.template.start()  # else the first worker does, which waits for its device here
@@ -258,7 +259,7 @@ class Daemon:
                     self._notifier.send(READY="1")
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
-        reloaded = await self.settings.reload(None if self._models.are_fixed else self._models)
+        reloaded = await self.settings.reload(None if self._parts.cluster is not None else self._models)
         self._condition.reload_warnings = []
         return reloaded
 

@@ -25,7 +25,7 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 class Metrics:
     """A collector for prometheus_client's registry."""
 
-    def __init__(self, watch: Watch, models: Sequence[ServedModel], landlord: LandlordShell | None = None) -> None:
+    def __init__(self, watch: Watch, models: Sequence[ServedModel], landlord: LandlordShell) -> None:
         self._landlord = landlord
         self._watch = watch
         self._models = models
@@ -73,7 +73,7 @@ class Metrics:
         text = "KV memory that no model was granted."
         yield _family(GaugeMetricFamily, "melld_device_kv_free_bytes", text, ("device",), free)
         shell = self._landlord
-        counts = (shell.loads, shell.courier.takes, shell.courier.moved_blocks) if shell is not None else ({}, {}, {})
+        counts = shell.loads, shell.courier.takes, shell.courier.moved_blocks
         for (name, text), count in zip(LANDLORD_COUNTS, counts, strict=True):
             yield _family(CounterMetricFamily, name, text, ("model",), {(model,): n for model, n in count.items()})
 

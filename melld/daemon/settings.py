@@ -146,7 +146,7 @@ def changed_keys(old: Config, new: Config) -> dict[str, Any]:
     """Return the new value of every key that differs, by `table.key`."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
     models = {"models": new.models} if new.models != old.models else {}
-    without = {"models", "model"} if old.models and new.models else {"models"}
+    without = {"models", "model"} if new.models else {"models"}
     return models | {
         f"{table}.{key}": getattr(getattr(new, table), key)
         for table in after

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from melld.control.messages import Drained, DrainOutcome, Lend, Resumed
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.life import Intent, Who
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
 from melld.errors import MelldError
@@ -183,7 +184,7 @@ class Drains:
                 await drain.stopping
         if worker in self.by_worker:  # drained again meanwhile
             return Resumed(worker=worker, was_drained=True, started=False)
-        if worker in self._cluster.workers and not place.is_left:
+        if worker in self._cluster.workers and place.life.wished_by(Who.LANDLORD) is Intent.IN_SERVICE:
             self._tell(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
         self._fleet.start_worker(worker)

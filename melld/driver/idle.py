@@ -8,6 +8,8 @@ import logging
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from melld.control.status import WorkerState
 from melld.engine.fleet.fleet import Fleet
 from melld.ids import WorkerId
@@ -26,6 +28,10 @@ class IdleWorkers:
         self._cluster = cluster
         self._clock = clock
         self._idle = Idle(settings)
+
+    def never_stop(self) -> None:
+        """Only put workers to sleep from now on: an owner stops them."""
+        self._idle.settings = msgspec.structs.replace(self._idle.settings, stop_after_s=math.inf)
 
     async def run(self) -> None:
         """Apply the rule every `LOOK_S`, until cancelled."""

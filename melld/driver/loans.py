@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from melld.control.messages import Lend, Loan, LoanStep
-from melld.control.status import RESTING, LoanStatus, WorkerState
+from melld.control.status import RESTING, LoanStatus
 from melld.driver.drain import Drains, WorkerDrain
 from melld.driver.lendable import Lendable, Lot, NothingToLend, Wanted, choose, devices_of
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place
 from melld.ids import WorkerId
 from melld.scheduler.roster import OPEN_STATES
@@ -149,7 +150,7 @@ class Loans:
         known, drain, taken = self._cluster.workers.get(worker), self._drains.by_worker.get(worker), ""
         if drain is not None:
             taken = f"lent to {drain.loan.borrower}" if drain.loan is not None else "drained by an operator"
-        elif place.state is WorkerState.FAILED and not held:
+        elif place.life.state is State.FAILED and not held:
             taken = f"of no use now: {place.detail}"
         return Lendable(
             worker=worker,

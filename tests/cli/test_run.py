@@ -234,7 +234,7 @@ def test_a_program_outlives_the_daemon_and_tells_the_next_what_it_holds(director
     assert code == 0
     assert lender.asked[-1].devices == ("cuda:0", "cuda:1")
     assert (lender.asked[-1].held_s or 0) > 0
-    for said in ("the daemon has gone", "without a loan: cuda:0 is lent to another", "the daemon is back"):
+    for said in ("the daemon is gone", "without a loan: cuda:0 is lent to another", "the daemon is back"):
         assert said in err
 
 

@@ -64,7 +64,7 @@ def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:
     words = (sys.executable, "-m", "melld", "serve", str(demo_model), "--device", "cpu:1", "--port", "0")
     command = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *words)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = "melld serve: it may open 64 files, too few to serve anybody: allow 128 or more (ulimit -Hn)\n"
+    told = "melld serve: the open file limit of 64 is too low to serve clients: raise it to 128 (ulimit -Hn)\n"
     assert (done.returncode, done.stdout + done.stderr) == (1, told)
 
 

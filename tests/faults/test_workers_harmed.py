@@ -145,7 +145,7 @@ def test_a_template_that_is_killed_harms_no_worker(subject: Subject) -> None:
         before = subject.status()["workers"]
         [template] = {parent(worker["pid"]) for worker in before}
         os.kill(template, signal.SIGKILL)
-        subject.daemon.wait_for("the template process ended by SIGKILL (from outside); its workers go on")
+        subject.daemon.wait_for("the template process ended by SIGKILL (from outside); its workers keep running")
     assert subject.judge(readers) == []
     assert [worker["pid"] for worker in subject.status()["workers"]] == [worker["pid"] for worker in before]
     os.kill(before[0]["pid"], signal.SIGKILL)

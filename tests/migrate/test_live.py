@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 
 from melld.cli import main
 from melld.control.client import ControlRefused
-from melld.migrate.boundaries import DEFAULT_EPOCH_S, DEFAULT_PREFILL
 from tests.effort import is_long
 from tests.migrate.live import CASES, GREEDY, SEEDED, THOUGHT, Bench, Stream
 
@@ -115,11 +115,13 @@ def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench)
         beside.wait_chunks(5)
         [other] = bench.operator.requests_of(beside)
         assert other["worker"] != one["worker"]
+        told = re.search(r"in (\d+) ms: [\d,]+ tokens idle, ([\d,]+) beside", bench.daemon.status()["boundaries"])
         [report] = bench.operator.move(stream, "tokens")
     beside.leave()
-    rate = DEFAULT_PREFILL[-1][1] / DEFAULT_EPOCH_S
+    assert told is not None
+    epoch_s, tokens = int(told[1]) / 1e3, int(told[2].replace(",", ""))  # of the slower worker
     assert report["outcome"] == "committed"
-    assert report["total_s"] > (len(body["prompt"]) - 2 * DEFAULT_PREFILL[-1][1]) / rate
+    assert report["total_s"] > (len(body["prompt"]) / tokens - 2) * epoch_s / 2
     assert stream.result() == unmoved
 
 

@@ -156,7 +156,7 @@ def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator
     """The device was wanted for an hour, not for ever."""
     assert daemon.melld("drain", "w0", "--wait").returncode == 0
     resumed = daemon.melld("resume", "w0")
-    assert (resumed.returncode, resumed.stdout) == (0, "w0: starting; `melld status` says when it is ready\n")
+    assert (resumed.returncode, resumed.stdout) == (0, "w0: starting; `melld status` shows when it is ready\n")
     operator.wait_ready()
     assert daemon.melld("resume", "w0").stdout == "w0: was already in service\n"
     assert daemon.melld("drain", "w1", "--wait").returncode == 0

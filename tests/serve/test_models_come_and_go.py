@@ -150,6 +150,29 @@ def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
     assert town.names() == ["demo", "other"]
 
 
+def test_a_model_that_was_alone_gets_a_neighbour_without_a_restart(town: Town, tmp_path: Path) -> None:
+    """Its worker and its streams go on, and the other is served beside it; then either may leave for the other."""
+    file = tmp_path / "melld.toml"
+    devices = '[devices]\ncpu = {count = 1, memory_bytes = "2GiB", kv_bytes = "64MiB"}\n'
+    file.write_text(f'[model]\npath = "{town.demo}"\nname = "demo"\n{devices}')
+    with DaemonProcess(None, "--config", str(file), "--log-level", "info", harmable=True) as daemon:
+        daemon.wait_ready()
+        before, quiet = daemon.status()["workers"][0], Stream(daemon, LONG | {"model": "demo"}).result()
+        with slowed(daemon.faults):
+            stream = Stream(daemon, LONG | {"model": "demo"})
+            stream.wait_chunks(5)
+            file.write_text(f"models = [{town.lines['demo']}, {town.lines['other']}]\n{devices}")
+            daemon.lines.clear()
+            daemon.process.send_signal(signal.SIGHUP)
+            assert "reloaded: models, added other" in daemon.wait_for("reload")
+        other = request(daemon.url, "POST", COMPLETIONS, {"prompt": "A daemon", "model": "other", "temperature": 0})
+        assert other.status == 200, other.body
+        assert stream.result() == quiet
+        assert daemon.status()["workers"][0]["pid"] == before["pid"]
+        assert daemon.melld("unload", "demo").stdout == "demo: unloaded\n"
+        assert Stream(daemon, LONG | {"model": "demo"}).result() == quiet
+
+
 def test_only_what_a_load_cannot_change_makes_another_model() -> None:
     """Names and options of vLLM do; shares and times do not."""
     one, two = ModelConfig(path="one"), ModelConfig(path="two", vllm={"max_model_len": 10})

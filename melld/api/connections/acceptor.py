@@ -83,7 +83,7 @@ class Acceptor:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
         except OSError as error:  # the client has left already
-            log.debug("a connection was lost as it was made: %s", error)
+            log.debug("connection lost while being accepted: %s", error)
             connection.close()
 
     def _is_news(self) -> bool:

@@ -86,4 +86,4 @@ def _count_characters(value: Any) -> int:
 
 def _field(request: BaseModel, name: str) -> Any:
     """Return a field that the model has, or None.  Unknown fields have no effect and may hold anything."""
-    return getattr(request, name) if name in type(request).model_fields else None
+    return vars(request).get(name)

@@ -51,11 +51,11 @@ def wait_lent(answer: OpenAnswer) -> Loan:
                 case LoanStep.WAITING:
                     text = f"waiting: {loan.reason}"
                 case LoanStep.EMPTYING:
-                    text = f"emptying {', '.join(loan.workers)} of requests: {loan.left} left, {loan.moved} moved"
+                    text = f"draining {', '.join(loan.workers)} of requests: {loan.left} left, {loan.moved} moved"
             if text != told:
                 say(text)
             told = text
-        raise NotLent("the daemon has gone")
+        raise NotLent("the daemon is gone")
 
 
 class LoanHolder:
@@ -85,7 +85,7 @@ class LoanHolder:
                 for _ in self._answer.lines():
                     pass
             if not self._over.is_set():
-                say("the daemon has gone; the program runs on, and its devices are asked for again")
+                say("the daemon is gone; the program keeps running, and the next daemon will be asked for its devices")
                 self._ask_again()
 
     def _ask_again(self) -> None:
@@ -98,7 +98,7 @@ class LoanHolder:
             except NO_ANSWER as error:
                 if isinstance(error, ControlRefused) and str(error) != told:
                     told = str(error)
-                    say(f"the program runs on without a loan: {told}")
+                    say(f"the program keeps running without a loan: {told}")
             else:
                 say(f"the daemon is back: the program keeps {', '.join(self._devices)}")
                 break

@@ -10,16 +10,14 @@ import pathlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, Any
 
 import msgspec
 
 from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
-from melld.cli.simulation.models import run_models
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
-from melld.decisions.records import Record, encode
+from melld.decisions.records import Record, encode, read
 from melld.decisions.replay import replay
 from melld.errors import ConfigError, MelldError
 from melld.scheduler.targets import Targets
@@ -30,8 +28,6 @@ from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.workload import Workload
-
-PROGRESS_ABOVE = 20_000  # requests: fewer end too soon for a bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print; return 0, 1 for an unusable file or a stuck policy, 2 for flags that cannot be combined."""
     try:
-        if arguments.models is not None:
-            return run_models(arguments)
-        if arguments.sharing is not None:
-            raise ConfigError("--sharing", "is for --models")
         policies = _policies(arguments)
         if arguments.replay is not None:
             return _replay(arguments, policies)
@@ -57,14 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         workload = _workload(arguments)
         if arguments.high_part is not None:
             workload = workload.with_high(arguments.high_part, random.Random(arguments.seed))
-        outcomes = [_run_one(policy, arguments, settings, workload) for policy in policies]
-        reports = [outcome.report for outcome in outcomes]
+        reports = [_run_one(policy, arguments, settings, workload).report for policy in policies]
         if arguments.json:
             sys.stdout.buffer.write(msgspec.json.encode({"policies": reports}) + b"\n")
         else:
             print(table(reports, settings))
-        if arguments.plot is not None:
-            _plot(arguments, settings, workload, outcomes)
         return DONE
     except ConfigError as error:
         print(f"melld simulate: {error}", file=sys.stderr)
@@ -169,53 +158,21 @@ def _run_one(
     policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
 ) -> PolicyOutcome:
     choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
-        return run_policy(policy, settings, workload, choices, log, progress)
+    with _decision_log(arguments.decision_log) as log:
+        return run_policy(policy, settings, workload, choices, log)
 
 
 def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
     """Replay a decision log; return 0 if every decision is the same, 1 at the first that differs."""
-    if len(policies) > 1 or arguments.plot or arguments.decision_log:
-        raise ConfigError(
-            "--replay", "takes one --policy at most, and cannot be combined with --plot or --decision-log"
-        )
+    if len(policies) > 1 or arguments.decision_log:
+        raise ConfigError("--replay", "takes one --policy at most, and cannot be combined with --decision-log")
     with arguments.replay.open("rb") as file:
-        result = replay(_records(file), ALL_POLICIES, policies[0] if arguments.policy else None)
+        result = replay(read(file), ALL_POLICIES, policies[0] if arguments.policy else None)
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     else:
         print(replay_text(result))
     return DONE if result.difference is None else FAILED
-
-
-def _records(file: IO[bytes]) -> Iterator[Record]:
-    """Yield the log's records; skip a last line that is cut off."""
-    for number, line in enumerate(file, start=1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{file.name}:{number}", f"not a record of a decision log: {error}") from error
-        if not {"at", "kind"} <= record.keys():
-            raise ConfigError(f"{file.name}:{number}", "not a record of a decision log: it has no `at` or no `kind`")
-        yield record
-
-
-def _plot(
-    arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload, outcomes: list[PolicyOutcome]
-) -> None:
-    from melld.simulator.plots import draw_run
-
-    choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    names = [outcome.report.policy for outcome in outcomes]
-    one_by_one = {
-        name: run_policy(f"{name}-unbatched", settings, workload, choices).report
-        for name in names
-        if f"{name}-unbatched" in ALL_POLICIES
-    }
-    for path in draw_run(arguments.plot, outcomes, one_by_one):
-        print(path, file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -225,15 +182,3 @@ def _decision_log(path: pathlib.Path | None) -> Iterator[Callable[[Record], None
         return
     with path.open("wb") as file:
         yield lambda record: (file.write(encode(record)), None)[1]
-
-
-@contextlib.contextmanager
-def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None] | None]:
-    """Yield a progress callback that draws a bar, at most ten times a second, if standard error is a terminal."""
-    if requests < PROGRESS_ABOVE or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=requests, desc=policy, unit="request", file=sys.stderr, miniters=1000) as bar:
-        yield lambda arrived: bar.update(arrived - bar.n)

@@ -182,7 +182,7 @@ class NewSide:
     async def _until_settled(self, places: list[Place]) -> None:
         """Wait until these workers have loaded, or have failed to."""
         loading = WorkerState.STARTING, WorkerState.WAKING, WorkerState.STOPPED
-        while any(place.state in loading and not place.setbacks for place in places):  # noqa: ASYNC110  as a loan does
+        while any(place.state in loading and not place.life.setbacks for place in places):  # noqa: ASYNC110  as a loan does
             await asyncio.sleep(LOOK_S)
         if not self.is_alone:
             self._happen(Event.SETTLED)

@@ -13,9 +13,13 @@ from melld.api.admission import Admission
 from melld.api.connections.entrance import Entrance
 from melld.api.stored_responses import StoredResponses
 from melld.config import Config
-from melld.control.runtime_directory import ControlSocket, open_control_socket, runtime_directory
+from melld.control.runtime_directory import (
+    ControlSocket,
+    open_control_socket,
+    runtime_directory,
+    state_directory,
+)
 from melld.control.server import ControlServer
-from melld.daemon.boundaries import state_directory
 from melld.daemon.model import ServedModel
 from melld.daemon.renewal.legacy import Legacy, NotLeft, leave, take
 from melld.daemon.renewal.new import NewSide

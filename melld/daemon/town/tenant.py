@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from melld.daemon.model import ServedModel
+from melld.engine.fleet.life import Intent, Who
 from melld.engine.fleet.place import Offer
 from melld.engine.wire import messages as wire
 from melld.errors import RequestTooLarge
@@ -148,14 +149,15 @@ class Tenant:
         if not self.lends:
             capacity_bytes = self._offer.capacity_bytes if capacity_bytes else 0
         if (
-            capacity_bytes and (place.is_ready or offer.wake_s) and not place.stays_out
+            capacity_bytes and (place.is_ready or offer.wake_s) and place.life.wished_by(Who.OPERATOR) is not Intent.OUT
         ):  # else it has just died, which is not told yet
             self.fleet.introduce(offer.worker, self._offer)
         self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
 
     def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
         """Have its scheduler place nothing more there, or again, if it knows the worker and no operator drains it."""
-        self.fleet.places[worker].is_left = not is_reopened
+        intent = Intent.IN_SERVICE if is_reopened else Intent.DRAINING
+        self.fleet.places[worker].life.wish(Who.LANDLORD, intent)
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
             kind = events.WorkerResumed if is_reopened else events.WorkerDraining
             self.driver.handle(kind(now_s, worker=worker))

@@ -130,7 +130,12 @@ class Fleet:
         is started again unless it is to `stay_out` of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._notices.tell_all(self.places[worker].rest(self._clock()))
+        self._rests(worker)
+
+    def _rests(self, worker: WorkerId) -> None:
+        """Tell the scheduler that the process ends on purpose; an owner tells it of its workers."""
+        if self.supervisor.owner is None:
+            self._notices.tell_all(self.places[worker].rest(self._clock()))
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -168,6 +173,11 @@ class Fleet:
     def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
         """Tell the scheduler what an owned worker may hold now, and in what time it would serve."""
         self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
+
+    def let_to(self, owner: WorkerOwner) -> None:
+        """Let this owner decide from now on which workers have a process."""
+        self.lending.owner = owner
+        self.supervisor.let_to(owner)
 
     @contextlib.contextmanager
     def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
@@ -214,7 +224,7 @@ class Fleet:
         is_known = ended.expected and all(live.request in held for live in self._requests.of(worker))
         with self._notices.at_once():
             if is_known:
-                self._notices.tell_all(self.places[worker].rest(self._clock()))
+                self._rests(worker)
             else:
                 self._notices.tell_all(self.places[worker].leave(self._clock()))
             if self.reports.worker_lost(worker):
@@ -240,7 +250,7 @@ class Fleet:
         if self.supervisor.owner is not None:
             self.supervisor.owner.worker_ready(worker, ready)
         else:
-            steady = not self.places[worker].setbacks
+            steady = not self.places[worker].life.setbacks
             capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
             offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes, steady)
             self._notices.tell_all(self.places[worker].announce(offer, self._clock()))

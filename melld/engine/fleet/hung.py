@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 
 from melld.config import HealthConfig
-from melld.control.status import WorkerState
+from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
 from melld.engine.host.standstill import Standstill
@@ -25,7 +25,6 @@ PINGS_AT_LEAST = 4
 """Unanswered pings before a worker counts as hung, however short `ping_timeout_s` is."""
 IDLE_LOOKS = 2
 """Looks in a row that find a silent worker idle before it counts as hung; other machines tell of each a look later."""
-LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
 
 
 class HungWorkers:
@@ -58,7 +57,7 @@ class HungWorkers:
             return
         if place.is_ready:
             self._ping(place, process)
-        elif place.state in LOADING and (why := self._why_loads_no_more(process)):
+        elif place.life.state is State.STARTING and (why := self._why_loads_no_more(process)):
             _kill(place, process, why)
 
     def judge_step(self, place: Place, pong: wire.Pong) -> None:

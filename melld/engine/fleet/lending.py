@@ -32,7 +32,7 @@ class Lending:
 
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
         self._send = send
-        self._owner = owner
+        self.owner = owner
         self._takes = Calls(send)
         self._reading: list[tuple[WorkerId, set[WorkerId]]] = []
 
@@ -60,8 +60,8 @@ class Lending:
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Pass a worker's answer on at once: when the caller runs again, the worker may have ended."""
         self._takes.answered(returned.take, None)
-        if self._owner is not None:
-            self._owner.returned(worker, returned)
+        if self.owner is not None:
+            self.owner.returned(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
         """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
@@ -83,6 +83,6 @@ class Lending:
     def _tell_gone(self) -> None:
         gone = [worker for worker, readers in self._reading if not readers]
         self._reading = [waiting for waiting in self._reading if waiting[1]]
-        if self._owner is not None:
+        if self.owner is not None:
             for worker in gone:
-                self._owner.worker_gone(worker)
+                self.owner.worker_gone(worker)

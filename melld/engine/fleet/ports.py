@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from melld.engine.fleet.first_loads import FirstLoads
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
@@ -55,6 +56,10 @@ class FleetListener(Protocol):
 
 class WorkerOwner(Protocol):
     """Decides which workers have a process, where several models share devices.  Hears of each on the event loop."""
+
+    @property
+    def first(self) -> FirstLoads:
+        """Return the first loads of all models' workers."""
 
     def wanted(self, worker: WorkerId) -> None:
         """Note that a worker without a process has requests, or will have."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
-from melld.engine.frontend.outlet import Outlet, Sink
+from melld.engine.frontend.moulds import Sink
+from melld.engine.frontend.outlet import Outlet
 from melld.errors import PromptRepeatedTooOften, TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 CALLS_AT_ONCE = 16

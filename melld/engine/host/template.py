@@ -185,7 +185,7 @@ class TemplateProcess:
         self._lines.read_rest()
         how = end_in_words(code, self._fate.killer, self._lines.last)
         self._last_end = code, f"its template process {how}"
-        log.error("the template process %s; its workers go on", how)
+        log.error("the template process %s; its workers keep running", how)
         self._forget()
         if self._has_forked:  # the next process need not wait for the imports
             with contextlib.suppress(OSError):  # it then starts the template itself

@@ -35,7 +35,7 @@ IDLE_S = 1.0
 
 
 def main(spec: WorkerSpec, connection: socket.socket) -> None:
-    """Run a worker, in a process forked from the template (`worker.template`), in the environment that `spec` names.
+    """Run a worker, in a process forked from the template (`worker.forking`), in the environment that `spec` names.
 
     `connection`: this side of the wire.
     """
@@ -145,12 +145,10 @@ class EngineLoop:
             wire.StopDozing: lambda _: None,  # the reader has told the dozer, which looks at it next
             wire.Wake: lambda _: self._parts.dozer.wake(self._ready),
             wire.StopWorker: self._stop,
-            wire.MeasurePrefill: self._parts.profiler.measure_prefill,
-            wire.MeasureLink: self._parts.profiler.measure_link,
             Opening: lambda opening: links.open(opening.peer, opening.handle),
             wire.CloseLink: lambda gone: links.close(gone.peer),
             LinkTried: links.tried,
-            CopyDone: self._copied,
+            CopyDone: moves.copied,
             **dict.fromkeys(moves.handlers, moves.handle),
         }
 
@@ -161,10 +159,6 @@ class EngineLoop:
         self._parts.requests.abort(abort)
         if not abort.may_return:  # else the grammar may be wanted already for its return
             self._parts.grammars.forget(abort.requests)
-
-    def _copied(self, done: Any) -> None:
-        if not self._parts.profiler.copied(done):
-            self._parts.moves.copied(done)
 
     def _load_adapter(self, load: wire.LoadAdapter) -> None:
         from vllm.lora.request import LoRARequest

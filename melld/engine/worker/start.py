@@ -100,9 +100,11 @@ def build_engine(
 
     from melld.engine.arguments import async_engine_args, engine_config
     from melld.engine.worker.residency.memory import hold_kv_in_shared_memory
+    from melld.engine.worker.residency.scheduler import schedule_here
 
     open_no_ports()
     config = engine_config(async_engine_args(spec.model_path, spec.engine_arguments))
+    schedule_here(config)
     executor = _telling(Executor.get_class(config), tell)
     if config.device_config.device_type == "cpu":
         from melld.engine.worker.vllm_on_cpu.mends import mend
@@ -254,7 +256,7 @@ def block_bytes_of(engine: "EngineCore") -> int:
 def add_own_request(
     engine: "EngineCore", name: str, token_ids: list[int], parameters: "SamplingParams | PoolingParams"
 ) -> None:
-    """Add a prompt of the worker's own to the engine, to warm up or to measure; its outputs go nowhere.
+    """Add a prompt of the worker's own to the engine, to warm up; its outputs go nowhere.
 
     `parameters` say whether it is for sampling or for pooling; `name` keeps it apart from users' requests.
     """
