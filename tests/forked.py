@@ -86,16 +86,6 @@ class ForkedPython(subprocess.Popen[Any]):
         return self.returncode
 
 
-class ForkedTemplate(ForkedPython):
-    """A workers' template as `melld.engine.host.template` starts it, but that it dies with the nursery, its parent."""
-
-    def __init__(self, words: list[str], **options: Any) -> None:
-        interpreter, option, code, *rest = words
-        super().__init__(
-            [interpreter, option, code.replace("int(sys.argv[2])", "__import__('os').getppid()"), *rest], **options
-        )
-
-
 def run_python(*words: str, input: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:  # noqa: A002
     """What `subprocess.run` gives of a Python program, with all that it prints as text."""
     command = [sys.executable, *words]

@@ -24,17 +24,18 @@ import tempfile
 import threading
 import traceback
 import types
+from collections.abc import Callable, Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
 from melld.daemon.renewal import old
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
-from melld.engine.host import template
 from melld.engine.vllm_options import option_kinds
+from melld.engine.worker.forking import has_one_thread, preload
 from melld.engine.worker.start import die_with_parent
-from melld.engine.worker.template import has_one_thread, preload
 from tests import daemon_faults, worker_faults
-from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, ForkedTemplate, Program
+from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
 
 IMPORTS = (
     "uvloop",
@@ -49,6 +50,8 @@ IMPORTS = (
     "melld.engine.frontend.frontend",
     "melld.engine.frontend.rehearsal",
 )
+TEMPLATES = 2
+"""Fork servers that each daemon has beforehand."""
 CLEAR_OF_THE_REST = 64
 """Descriptors that came are put above it, before each gets the number that it was sent for."""
 
@@ -134,9 +137,7 @@ def become(program: Program, descriptors: list[int]) -> None:
         at_once = bool(program.environment.get("PYTHONUNBUFFERED"))
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr, write_through=at_once)
     if {"serve", "agent"} & set(program.words):
-        template.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
-            **vars(subprocess) | {"Popen": fork_beforehand()}
-        )
+        util.spawnv_passfds = fork_templates(TEMPLATES)
         sys.orig_argv = [sys.executable, *program.words]
         old.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedPython})  # type: ignore[attr-defined]
     if worker_faults.VARIABLE in program.environment:
@@ -166,13 +167,34 @@ def _place(descriptors: list[int], numbers: list[int]) -> None:
         os.close(descriptor)
 
 
-def fork_beforehand() -> Any:
-    """A `Popen` whose first process is there already, and needs only be told what to run; others fork later ones."""
+def fork_templates(number: int) -> Callable[[Any, Sequence[Any], Any], int]:
+    """`multiprocessing`'s way to start an interpreter, whose first fork servers are there already, as children.
+
+    Later ones make their imports themselves.
+    """
+    waiting = [_fork_beforehand() for _ in range(number)]
+    genuine = util.spawnv_passfds
+
+    def start(path: Any, words: Sequence[Any], passed: Any) -> int:
+        if not waiting or "multiprocessing.forkserver" not in words[-1]:
+            return genuine(path, words, passed)
+        pid, asked = waiting.pop()
+        numbers = [0, 1, 2, *passed]
+        program = Program(list(words[-2:]), str(Path.cwd()), dict(os.environ), numbers)
+        with asked:
+            socket.send_fds(asked, [json.dumps(program._asdict()).encode()], numbers)
+        return pid
+
+    return start
+
+
+def _fork_beforehand() -> tuple[int, socket.socket]:
+    """A child that waits for what it is to run, and the socket to tell it by."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    daemon = os.getpid()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        die_with_parent(daemon)
+        die_with_parent(parent)
         ours.close()
         packet, descriptors, _, _ = socket.recv_fds(theirs, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         theirs.close()
@@ -180,18 +202,7 @@ def fork_beforehand() -> Any:
             os._exit(0)
         run_and_exit(Program(**json.loads(packet)), descriptors)
     theirs.close()
-    waiting = [(pid, ours)]
-
-    class Beforehand(subprocess.Popen[bytes]):
-        def _execute_child(self, *given: Any) -> None:
-            self.pid, asked = waiting.pop()
-            with asked:
-                ForkedPython.send(self, asked, *given)
-
-    def start(words: list[str], **options: Any) -> subprocess.Popen[Any]:
-        return (Beforehand if waiting else ForkedTemplate)(words, **options)
-
-    return start
+    return pid, ours
 
 
 def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:

@@ -38,6 +38,7 @@ W  engine.hub
 W  engine.arguments
 W  engine.layers
 W  engine.worker.*
+W  engine.preload
 D  decisions.file
 D  log_lines  output  tasks  demo_model  kvstore.*  control.*  daemon.systemd
 D  daemon.renewal.channel  daemon.renewal.stand_in

@@ -20,8 +20,8 @@ from tests.faults.checker import Subject
 
 DELAY_S = 0.05
 DELAYS, TASKS, MIGRATIONS = "melld_event_loop_delay_seconds", "melld_event_loop_tasks", "melld_migrations_total"
-OWN_DESCRIPTORS = 2
-"""Of the daemon for each worker process: its wire, and what it prints."""
+OWN_DESCRIPTORS = 5
+"""Of the daemon for each worker process: its wire, what it prints, its end, and two of `multiprocessing`."""
 
 
 class Verdict(msgspec.Struct, frozen=True):

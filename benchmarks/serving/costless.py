@@ -31,15 +31,6 @@ TOKENS = range(300, 1300)
 """Those that it says, one after the other."""
 
 
-def serve_template(*arguments: Any) -> None:
-    """Be the template process of such workers."""
-    from melld.engine.worker import main as worker
-    from melld.engine.worker import template as genuine
-
-    worker.main = main
-    genuine.main(*arguments)
-
-
 def main(_spec: WorkerSpec, connection: socket.socket) -> None:
     """Run a worker."""
     from vllm.v1.engine import EngineCoreReadyResponse
@@ -202,8 +193,7 @@ class Costless:
 
 def begin(words: list[str]) -> int:
     """Run `melld` with these words."""
-    genuine = "from melld.engine.worker.template import main"
-    template.BEGIN = template.BEGIN.replace(genuine, "from benchmarks.serving.costless import serve_template as main")
+    template.PRELOAD += ["benchmarks.serving.costless_workers"]
     if words[0] != "--whole":
         return cli.main(words)
     from benchmarks.serving.whole_events import leave_all_to_vllm

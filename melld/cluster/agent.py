@@ -8,6 +8,7 @@ nothing: when its connection to the daemon or its parent is gone, its workers en
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -142,7 +143,8 @@ class Agent:
         """
         summons = await self._summoned
         self._kind = summons.device_kind
-        self._template = TemplateProcess(summons.device_kind, summons.environment)
+        os.environ.update(summons.environment)
+        self._template = TemplateProcess(summons.device_kind)
         self._template.start()  # its imports take longer than the rest of this
         facts = await asyncio.to_thread(facts_of, summons.models)
         devices = devices_by_seat(self._kind, (await self._seated).gpus)

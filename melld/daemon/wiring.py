@@ -110,8 +110,8 @@ def make_parts(
     alone = [config.alone(model) for model in config.served]
     slots = slots_by_model(config, gpus, os.environ)
     environment = worker_environment(kind, os.environ, lends=bool(config.devices.lent_bytes))
-    os.environ.update(environment)  # for vLLM's processors in this process, before it is imported
-    template = TemplateProcess(kind, environment)
+    os.environ.update(environment)  # for the workers, and vLLM's processors here, before it is imported
+    template = TemplateProcess(kind)
     cached_bytes = config.idle.cached_bytes if gpus else NEVER  # on a CPU what dozes keeps no weights
     settings = LandlordSettings(host_cache_bytes=cached_bytes, itl_target_s=config.targets.itl_s)
     landlord = LandlordShell(Landlord(settings), clock)

@@ -101,7 +101,7 @@ weights of a worker that dozes | private | 0.27 | a sleep in pieces
 
 private parts of torch | private | torch 2.13 | no
   why   GPU memory of another process as a storage; a fork before CUDA
-  ours  engine.worker.residency.arena: _C _construct_storage_from_data_pointer; engine.worker.template:
+  ours  engine.worker.residency.arena: _C _construct_storage_from_data_pointer; engine.worker.forking:
         _is_in_bad_fork
   test  contracts/test_torch_cuda.py::test_torch_is_what_the_cuda_side_takes_it_for
 
@@ -113,7 +113,7 @@ grammars | replaced | 0.27 | yes
 
 a start that costs little | replaced | 0.31 | yes
   why   kernels are put in place once, in the template; no process a model
-  ours  engine.worker.template: register_triton_kernel_overrides; engine.arguments: _run_in_subprocess
+  ours  engine.worker.forking: register_triton_kernel_overrides; engine.arguments: _run_in_subprocess
   test  engine/test_arguments.py::test_a_model_that_is_new_here_costs_no_process
 
 what the CPU build computes wrongly | replaced | 0.32 | yes

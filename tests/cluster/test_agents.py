@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -23,11 +24,6 @@ from tests.cluster.plain_agent import Proxy, Site, site, until_gone
 
 SILENCE_S = 1.0
 UNREAD = b"x" * (9 << 20)
-
-
-def template_of(agent: int) -> int:
-    """The process id of an agent's template."""
-    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
 
 
 async def lost(at: Site, name: str = "m1") -> str:
@@ -72,7 +68,7 @@ async def test_a_killed_agent_takes_its_tree_along(demo_model: Path) -> None:
     async with site(demo_model) as at:
         machine, agent = await at.join()
         worker = await at.ready_worker(machine)
-        template = template_of(agent.process.pid)
+        template = psutil.Process(worker.pid).ppid()
         os.kill(agent.process.pid, signal.SIGKILL)
         await lost(at)
         await until_gone(worker.pid, template)
@@ -157,14 +153,15 @@ def test_a_daemon_that_was_held_up_loses_no_machine(demo_model: Path, monkeypatc
 async def test_a_machine_that_does_not_confirm_a_kill_is_dropped(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frozen template hides its worker's end: then the machine hangs, and not the worker."""
+    """A frozen agent kills nobody: then the machine hangs, and not the worker."""
     monkeypatch.setattr(machines, "KILL_S", 0.5)
     async with site(demo_model) as at:
         machine, agent = await at.join()
         worker = await at.ready_worker(machine)
-        os.kill(template_of(agent.process.pid), signal.SIGSTOP)
+        os.kill(agent.process.pid, signal.SIGSTOP)
         worker.kill()
         assert await lost(at) == "it did not kill a worker within 0.5 s"
+        os.kill(agent.process.pid, signal.SIGCONT)
         assert await agent.word() == "the connection was closed"
         await until_gone(worker.pid)
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | `transports/cuda_runtime.py` | C prototypes, structs, enumerators, the CUDA that has them | `test_cuda_headers` |
 | `transports/cuda_*.py`, `residency/runner.py` | torch's streams, events, devices, generators | `test_torch_cuda` |
-| `worker/template.py` | what is imported ahead, and makes no thread | `test_vllm_cuda`, `test_one_thread` |
+| `worker/forking.py` | what is imported ahead, and makes no thread | `test_vllm_cuda`, `test_one_thread` |
 | `transports/cuda_kernel.py` | what Triton is told not to specialise | `test_torch_cuda` |
 | `arguments.py`, `daemon/devices.py` | environment, defaults of `vllm serve` | `test_torch_cuda`, `test_vllm_cuda` |
 | `transports/layout.py`, `residency/memory.py` | one allocation, how blocks lie in it | `test_kv_layouts` |

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from melld.engine.arguments import COMMON_ENVIRONMENT
-from melld.engine.worker.template import IMPORTS_OF_KIND
+from melld.engine.worker.forking import IMPORTS_OF_KIND
 from tests.forked import ROOT, run_python
 
 TRITON = Path(sys.executable).parents[1] / "triton"  # where vLLM's CPU build does not find it by itself
 TEMPLATE = f"""
 import sys
-from melld.engine.worker import template
-template.preload("cuda")
+from melld.engine.worker import forking
+forking.preload("cuda")
 assert set({IMPORTS_OF_KIND["cuda"]!r}) | {{"numpy", "torch", "triton", "transformers"}} <= set(sys.modules)
-print(template.has_one_thread(), template.may_use_gpu())
+print(forking.has_one_thread(), forking.may_use_gpu())
 """
 NUMPY = """
 import numpy
-from melld.engine.worker import template
-print(template.has_one_thread())
+from melld.engine.worker import forking
+print(forking.has_one_thread())
 """
 
 

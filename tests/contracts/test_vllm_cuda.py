@@ -3,7 +3,7 @@
 import pytest
 
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
-from melld.engine.worker.template import IMPORTS, IMPORTS_OF_KIND
+from melld.engine.worker.forking import IMPORTS, IMPORTS_OF_KIND
 from tests.contracts.sources import Fact, installed
 
 V1, V2 = "vllm/v1/worker/gpu_model_runner.py", "vllm/v1/worker/gpu/model_runner.py"

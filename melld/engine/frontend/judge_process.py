@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 
-from melld.engine.host.forks import Birth
+from melld.engine.host.local_process import LocalProcess
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.wire.judge import FromJudge, JudgeConstraint, Verdict
@@ -23,7 +23,7 @@ class JudgeEnded(Exception):
     def __init__(self, exit_code: int | None) -> None:
         super().__init__(f"a judge for output constraints exited with code {exit_code}")
         self.was_killed = exit_code in (None, -signal.SIGKILL)
-        """From outside, and not by its limits: the template died, or this one alone."""
+        """From outside, and not by its limits; None: it cannot be known."""
 
 
 class JudgeProcess(asyncio.Protocol):
@@ -36,7 +36,7 @@ class JudgeProcess(asyncio.Protocol):
         self._answer: asyncio.Future[tuple[FromJudge, list[bytes]]] = loop.create_future()
         self._decoder = FrameDecoder(FromJudge)
         self._transport: asyncio.Transport | None = None
-        self._birth = Birth(lambda _: None, self._exited)
+        self._process = LocalProcess(lambda _: None, self._exited)
 
     async def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
         """Start the process, and return once it takes constraints.
@@ -50,7 +50,7 @@ class JudgeProcess(asyncio.Protocol):
             ours, theirs = socket.socketpair()
             silence = os.open(os.devnull, os.O_WRONLY)
             try:
-                template.spawn(self._birth, spec, (theirs.fileno(), silence), "judge")
+                template.spawn(self._process, spec, (theirs.fileno(), silence), "judge")
             finally:
                 theirs.close()
                 os.close(silence)
@@ -73,10 +73,8 @@ class JudgeProcess(asyncio.Protocol):
         return verdict, payload
 
     def kill(self) -> None:
-        """Kill the process, if it was ever started."""
-        if self._birth.forks is None:
-            self.ended.set_result(None)
-        self._birth.kill()
+        """Kill the process; one that could not be asked for has ended."""
+        self._process.kill()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -41,10 +41,12 @@ class Fate:
             self._was_stopped = any(map(is_stopped, with_children(pid)))
 
     def is_from_outside(self, exit_code: int | None) -> bool:
-        """Return True if the end came from outside.  No exit code: the kernel ended the worker with its template."""
+        """Return True if the end came from outside.  No exit code: it could not be read."""
         if self._killed_here:
             return self._was_stopped
-        if exit_code is None or -exit_code == signal.SIGKILL:
+        if exit_code is None:
+            return False
+        if -exit_code == signal.SIGKILL:
             return self._memory_kills is not None and memory_kills() == self._memory_kills
         return -exit_code in _SENT
 
@@ -67,7 +69,8 @@ def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> 
     reason = next((line for line in reversed(lines) if _REASON.match(line)), "")
     if exit_code is None or exit_code >= 0:
         reason = reason or next((line for line in reversed(lines) if not _CHATTER.search(line)), "")
-        return f"exited with code {exit_code}" + (f": {reason}" if reason else "")
+        code = f"code {exit_code}" if exit_code is not None else "an unknown code"
+        return f"exited with {code}" + (f": {reason}" if reason else "")
     number = -exit_code
     hints: dict[int, str] = {
         signal.SIGILL: ": this CPU lacks an instruction needed for the model's data type (try dtype = 'float32')",

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from melld.engine.host.fate import Fate, end_in_words
-from melld.engine.host.forks import Birth
 from melld.engine.host.lines import OutputLines
+from melld.engine.host.local_process import LocalProcess
 from melld.engine.host.ports import Ear
 from melld.engine.host.standstill import Onlooker, Reach, Standstill
 from melld.engine.host.template import TemplateProcess
@@ -45,7 +45,7 @@ class LocalChild(asyncio.Protocol):
         self._ear = ear
         self._fate = Fate()
         self._lines = OutputLines(ear.printed)
-        self._birth = Birth(ear.forked, self._exited)
+        self._process = LocalProcess(ear.forked, self._exited)
         self._onlooker: Onlooker | None = None
         self._transport: asyncio.Transport | None = None
         lent = spec.arena.files if spec.arena is not None else ()
@@ -54,7 +54,7 @@ class LocalChild(asyncio.Protocol):
         with theirs:
             write_end = self._lines.open()
             try:
-                template.spawn(self._birth, spec, (theirs.fileno(), write_end, *lent))
+                template.spawn(self._process, spec, (theirs.fileno(), write_end, *lent))
             finally:
                 os.close(write_end)
         loop = asyncio.get_running_loop()
@@ -72,15 +72,15 @@ class LocalChild(asyncio.Protocol):
 
     def kill(self) -> None:
         """See `Child.kill`."""
-        self._fate.about_to_kill(self._birth.pid)
-        self._birth.kill()
+        self._fate.about_to_kill(self._process.pid)
+        self._process.kill()
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`."""
-        if not self._birth.pid:
+        if not self._process.pid:
             return Standstill()
         if self._onlooker is None or self._onlooker.reach != reach:  # what was seen otherwise says nothing
-            self._onlooker = Onlooker(self._birth.pid, reach)
+            self._onlooker = Onlooker(self._process.pid, reach)
         return self._onlooker.look()
 
     @property

@@ -35,14 +35,14 @@ class Onlooker:
     """Looks at one process and, as far as it is to reach, at those that it has made."""
 
     def __init__(self, pid: int, reach: Reach) -> None:
-        self._pid = pid
+        self.pid = pid
         self.reach = reach
         self._counters: dict[int, _Counters] = {}
         self._seen = Standstill()
 
     def look(self) -> Standstill:
         """Look once more; what cannot be read gets on."""
-        near = [self._pid] if self.reach == "itself" else with_children(self._pid)
+        near = [self.pid] if self.reach == "itself" else with_children(self.pid)
         pids = {*near, *_descendants(near)} if self.reach == "all" else near
         found = {pid: seen for pid in pids if (seen := _read(pid)) is not None}
         still = {pid for pid, (_, counters) in found.items() if counters == self._counters.get(pid)}

@@ -1,17 +1,17 @@
-"""Everything that a worker process gets at its start, and the messages between daemon and template process about it.
+"""Everything that a worker process, and the template that it is forked from, get at their start.
 
-Owns the shapes, without I/O.  Each message is one packet.  `SpawnWorker` travels with descriptors: the worker's end of
-its wire, the pipe for what it prints, and the chunks of its arena (`ArenaSpec.files`).
+Owns the shapes, without I/O.
 """
 
 from typing import Any, Literal
 
 import msgspec
 
-MAX_MESSAGE_BYTES = 1 << 17
-MAX_DESCRIPTORS = 253
-"""The kernel's limit for one message."""
 Program = Literal["main", "judge"]
+"""What a process can become: `main` of the module `melld.engine.worker.<program>`."""
+TEMPLATE_VARIABLE = "MELLD_TEMPLATE"
+TEMPLATE_TITLE = "melld: template of the workers"
+"""The name of the process.  While it imports, a colon and its progress follow."""
 
 
 class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,35 +83,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.engine_arguments.get("tensor_parallel_size", 1) > 1)
 
 
-class SpawnWorker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork a worker.  `number` names it in the answers; no two have the same."""
+class TemplateSpec(msgspec.Struct, frozen=True):
+    """What the template process is told, as JSON in its environment."""
 
-    number: int
-    spec: WorkerSpec
-    program: Program = "main"
-    """The program to run: `main` of the module `melld.engine.worker.<program>`."""
-
-
-class WorkerForked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker was forked.  Its process id is not reused before `WorkerExited`."""
-
-    number: int
-    pid: int
-
-
-class WorkerExited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker has exited.  `exit_code` is negative for a signal."""
-
-    number: int
-    exit_code: int
-
-
-class TemplateImporting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The template has imported so many of its `parts`, and with them so many modules.  It forks when all are done."""
-
-    done: int
-    parts: int
-    modules: int
-
-
-FromTemplate = WorkerForked | WorkerExited | TemplateImporting
+    device_kind: str
+    daemon_pid: int
+    output: str
+    """The path of the pipe for what it prints."""

@@ -35,7 +35,7 @@ IDLE_S = 1.0
 
 
 def main(spec: WorkerSpec, connection: socket.socket) -> None:
-    """Run a worker, in a process forked from the template (`worker.template`), in the environment that `spec` names.
+    """Run a worker, in a process forked from the template (`worker.forking`), in the environment that `spec` names.
 
     `connection`: this side of the wire.
     """

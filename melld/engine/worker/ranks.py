@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from melld.engine.worker.forking import has_one_thread
 from melld.engine.worker.rank_links import Lines
 from melld.engine.worker.start import die_with_parent, vital
-from melld.engine.worker.template import has_one_thread
 
 if TYPE_CHECKING:
     from vllm.v1.executor import Executor

@@ -40,7 +40,7 @@ class Nobody:
 
 async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     """Without file descriptors to spare no worker is left half started, and the reason is told."""
-    supervisor = Supervisor([SLOT], LocalHost(TemplateProcess("cpu", {})), Nobody(), HealthConfig())
+    supervisor = Supervisor([SLOT], LocalHost(TemplateProcess("cpu")), Nobody(), HealthConfig())
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
     try:

@@ -6,9 +6,9 @@ import itertools
 import math
 import os
 import signal
-import subprocess
-import types
+import warnings
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import pytest
 import uvloop
 
 from melld.engine.frontend.judges import SEATS, Judges
-from melld.engine.host import template
+from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConstraintRefused
-from tests.forked import ForkedTemplate
+from tests.nursery import fork_templates
 from tests.patience import PATIENCE_S
 
 HEAVY = {"choice": [f"option {i:06d}" for i in range(50_000)]}
@@ -37,8 +37,7 @@ class Court:
 
     def __init__(self, demo_model: Path) -> None:
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        environment = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-        self.template = template.TemplateProcess("cpu", environment)
+        self.template = self.runner.run(_make())
         self.spec = WorkerSpec(
             worker="w0", model_path=str(demo_model), device_kind="cpu", engine_arguments={"dtype": "float32"}
         )
@@ -62,16 +61,22 @@ class Court:
 @pytest.fixture(scope="module")
 def court(demo_model: Path) -> Iterator[Court]:
     """One template for all of these tests, forked where its imports are made already."""
-    court = Court(demo_model)
-    forking = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedTemplate})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template, "subprocess", forking)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        with warnings.catch_warnings(action="ignore"):  # which the forks inherit
+            patch.setattr(util, "spawnv_passfds", fork_templates(1))
+        court = Court(demo_model)
         yield court
     court.runner.run(_stop(court.template))
     court.runner.close()
 
 
-async def _stop(process: template.TemplateProcess) -> None:
+async def _make() -> TemplateProcess:
+    return TemplateProcess("cpu")
+
+
+async def _stop(process: TemplateProcess) -> None:
     process.stop()
 
 

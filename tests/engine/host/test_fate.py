@@ -53,7 +53,8 @@ def test_a_crash_is_its_own_doing(number: signal.Signals) -> None:
 
 
 def test_an_exit_is_its_own_doing() -> None:
-    """With an error, or without one."""
+    """With an error, without one, or when nobody knows: a request that kills workers must not hide behind that."""
+    assert not Fate().is_from_outside(None)
     assert not Fate().is_from_outside(1)
     assert not Fate().is_from_outside(0)
 
@@ -63,7 +64,6 @@ def test_want_of_memory_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> Non
     fate = Fate()
     monkeypatch.setattr(fates, "memory_kills", lambda: 10**9)
     assert not fate.is_from_outside(-signal.SIGKILL)
-    assert not fate.is_from_outside(None)
     assert fate.is_from_outside(-signal.SIGTERM)
     assert "OOM killer" in fate.killer
     monkeypatch.setattr(fates, "memory_kills", lambda: None)
@@ -126,7 +126,7 @@ CHATTER = (
         (-signal.SIGABRT, ("what():  CUDA error", "frame #0: c10"), "ended by SIGABRT: what():  CUDA error"),
         (-signal.SIGSEGV, CHATTER, "ended by SIGSEGV"),
         (-(signal.SIGRTMIN + 6), CHATTER, f"ended by signal {signal.SIGRTMIN + 6}"),
-        (None, (), "exited with code None"),
+        (None, (), "exited with an unknown code"),
     ],
 )
 def test_an_end_is_told_with_its_own_reason(exit_code: int | None, printed: tuple[str, ...], words: str) -> None:

@@ -47,11 +47,12 @@ async def test_a_worker_gets_its_devices_memory_at_birth_and_so_does_the_next(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon keeps what it passes on: one that is killed is followed by another in the same memory."""
-    environment = {"LD_LIBRARY_PATH": str(build(tmp_path).parent)}
-    monkeypatch.setenv("LD_LIBRARY_PATH", environment["LD_LIBRARY_PATH"])
+    environment = COMMON_ENVIRONMENT | CPU_ENVIRONMENT | {"LD_LIBRARY_PATH": str(build(tmp_path).parent)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     arena = GpuArena("GPU-1", NBYTES, GRANULE_BYTES)
     assert len(arena.spec().files) == 2
-    template = TemplateProcess("cpu", COMMON_ENVIRONMENT | CPU_ENVIRONMENT | environment)
+    template = TemplateProcess("cpu")
     try:
         for _ in range(2):
             tenant = Tenant(demo_model, template, arena)

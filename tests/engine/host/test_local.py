@@ -4,17 +4,17 @@ import os
 import socket
 from typing import Any
 
-from melld.engine.host.forks import Birth
 from melld.engine.host.local import LocalChild, with_own_cache
+from melld.engine.host.local_process import LocalProcess
 from melld.engine.wire.spec import WorkerSpec
 
 
 class Cradle:
     """In the place of a template: keeps the ends that a worker would have."""
 
-    def spawn(self, birth: Birth, _spec: WorkerSpec, descriptors: tuple[int, ...]) -> None:
+    def spawn(self, process: LocalProcess, _spec: WorkerSpec, descriptors: tuple[int, ...]) -> None:
         """Keep them."""
-        self.birth, self.wire = birth, socket.socket(fileno=os.dup(descriptors[0]))
+        self.process, self.wire = process, socket.socket(fileno=os.dup(descriptors[0]))
 
 
 class Ear:
@@ -40,7 +40,7 @@ async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
     await child._connecting
     with cradle.wire as wire:
         wire.sendall(b"why it fails")
-    cradle.birth.on_exited(1, "")
+    cradle.process._on_exited(1, "")
     assert ear.heard == [b"why it fails", "exited with code 1"]
 
 

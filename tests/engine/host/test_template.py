@@ -4,122 +4,185 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
+import torch.multiprocessing
 
-from melld.engine.host.forks import Birth, Forks
+from melld.engine.host import template as templates
 from melld.engine.host.lines import OutputLines
+from melld.engine.host.local_process import LocalProcess
 from melld.engine.host.template import TemplateProcess
-from melld.engine.wire.spec import MAX_MESSAGE_BYTES, SpawnWorker, WorkerSpec
+from melld.engine.wire.spec import WorkerSpec
 from tests.patience import PATIENCE_S
 
+SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
+MISSING = """
+def __getattr__(name):
+    raise ModuleNotFoundError
+"""
+ALMOST_NOTHING = f"""
+{MISSING}
+class cuda:
+    _is_in_bad_fork = bool
+"""
+WITHOUT_FORK = f"""
+{ALMOST_NOTHING}
+import os
 
-def a_process_that_has_ended() -> subprocess.Popen[bytes]:
-    """Its number may be anybody's now."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        ended.wait()
-    return ended
+def fail():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+os.fork = fail
+"""
 
 
-async def test_killing_a_worker_that_has_just_ended_is_nothing() -> None:
-    """Whoever looks for hung workers goes on looking when one of them dies in that moment by itself."""
-    ended = a_process_that_has_ended()
-    ours, theirs = socket.socketpair()
-    forks = Forks(ended, ours, OutputLines(lambda _: None), lambda _: None)
-    birth = Birth(lambda _pid: None, lambda _code, _cause: None)
-    birth.forks, birth.pid = forks, ended.pid
-    forks._births[birth.number] = birth  # the template has reaped it, and its word of that lies unread
-    birth.kill()
-    theirs.close()
+@contextlib.asynccontextmanager
+async def template() -> AsyncIterator[TemplateProcess]:
+    """One that is not started yet."""
+    made = TemplateProcess("cpu")
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
-async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> str:
-    """What is told of a worker whose template ends before it could be made."""
-    template = TemplateProcess("cpu", environment)
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
-    template.spawn(Birth(lambda _pid: None, lambda _code, cause: told.set_result(cause)), spec, (0, 0))
-    assert template.pid is not None
-    harm(template.pid)
+async def end_of(asked: TemplateProcess, harm: Callable[[int], None] = lambda _: None) -> tuple[int | None, str]:
+    """What is told of a process whose template is harmed before it could be made."""
+    told: asyncio.Future[tuple[int | None, str]] = asyncio.get_running_loop().create_future()
+    asked.spawn(LocalProcess(lambda _: None, lambda *end: told.set_result(end)), SPEC, (0, 1))
+    assert asked.pid is not None
+    harm(asked.pid)
     return await asyncio.wait_for(told, PATIENCE_S)
 
 
-async def test_a_template_that_cannot_begin_is_told_with_its_last_word() -> None:
+def descriptors() -> int:
+    """How many this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def replace_torch(code: str, path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have templates import this code as torch, and nothing else that takes long."""
+    for package, text in {"torch": code, "transformers": MISSING, "vllm": MISSING}.items():
+        (path / package).mkdir()
+        (path / package / "__init__.py").write_text(text)
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_processes_are_made_by_torchs_multiprocessing() -> None:
+    """The context is torch's own, by another name."""
+    assert torch.multiprocessing.get_context("forkserver") is templates.CONTEXT  # type: ignore[no-untyped-call]
+
+
+async def test_a_template_that_cannot_begin_is_told_with_its_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broken installation is named, also where its last line is read only after its end."""
-    cause = await end_of_a_template(lambda _pid: None, PYTHONHOME="/nonexistent")
-    assert cause == "its template process exited with code 1: ModuleNotFoundError: No module named 'encodings'"
+    replace_torch("raise RuntimeError('the driver is of another age')", tmp_path, monkeypatch)
+    async with template() as broken:
+        code, cause = await end_of(broken)
+    assert (code, cause) == (
+        1,
+        "its template process exited with code 1: RuntimeError: the driver is of another age",
+    )
 
 
 async def test_a_template_that_somebody_ends_is_told_with_the_signal() -> None:
     """Nothing that it printed has to do with it."""
-    cause = await end_of_a_template(lambda pid: os.kill(pid, signal.SIGTERM))
-    assert cause == "its template process ended by SIGTERM"
+    async with template() as ended:
+        code, cause = await end_of(ended, lambda pid: os.kill(pid, signal.SIGTERM))
+    assert (code, cause) == (-signal.SIGTERM, "its template process ended by SIGTERM")
+
+
+async def test_a_fork_that_fails_is_the_failed_start_of_one_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a limit of processes or memory the template ends, and the others go on; the next start makes another."""
+    replace_torch(WITHOUT_FORK, tmp_path, monkeypatch)
+    async with template() as without:
+        for _ in range(2):
+            code, cause = await end_of(without)
+            assert (code, cause.partition(": ")[2]) == (
+                1,
+                "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            )
+
+
+async def test_a_process_is_told_of_from_its_fork_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what it prints, which says why it ended, and also if its template stands still then."""
+    replace_torch(ALMOST_NOTHING, tmp_path, monkeypatch)
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    output = OutputLines(lambda _: None)
+    async with template() as asked, asyncio.timeout(PATIENCE_S):
+        for harm in (0, signal.SIGSTOP):
+            process = LocalProcess(said.put_nowait, lambda *end: said.put_nowait(end))
+            with os.fdopen(output.open(), "wb", 0) as write_end:
+                asked.spawn(process, SPEC, (0, write_end.fileno()))
+            pid = await said.get()
+            assert pid == process.pid > 0
+            assert asked.pid is not None
+            if harm:
+                os.kill(asked.pid, harm)
+            assert await said.get() == (1, "")
+            output.read_rest()
+            assert output.last[-1] == "OSError: [Errno 88] Socket operation on non-socket"
+            process.kill()  # nothing
 
 
 async def test_what_is_sent_to_the_daemons_process_group_does_not_reach_the_template() -> None:
     """Ctrl-C, a hang-up, the SIGTERM of `timeout` and some containers: the daemon answers, and ends its workers."""
-    template = TemplateProcess("cpu", {})
-    template.start()
-    pid = template.pid or 0
-    group = os.getpgid(pid)
-    template.stop()
-    assert group == pid
+    async with template() as own:
+        own.start()
+        assert own.pid is not None
+        while not own.progress():
+            assert os.getpgid(own.pid) in (os.getpgid(0), own.pid)
+            await asyncio.sleep(0)
+        assert os.getpgid(own.pid) == own.pid
 
 
 async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates_end() -> None:
-    """Its caller was told at once; the others must hear of the end."""
-    template = TemplateProcess("cpu", {})
-    told: list[int] = []
-    spec = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
-    for number, descriptors in enumerate([(9999, 9999), (0, 0)]):
-        with contextlib.suppress(OSError):
-            template.spawn(
-                Birth(lambda _pid: None, lambda _code, _cause, who=number: told.append(who)), spec, descriptors
-            )
-    template.stop()
-    assert told == [1]
+    """Its caller was told at once; the others must hear of the end, and none is lost."""
+    told: asyncio.Queue[int] = asyncio.Queue()
+    async with template() as asked:
+        processes = [
+            LocalProcess(lambda _: None, lambda _code, _cause, who=number: told.put_nowait(who))
+            for number in range(300)
+        ]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            asked.spawn(processes[0], SPEC, (9999, 9999))
+        for process in processes[1:]:
+            asked.spawn(process, SPEC, (0, 1))
+    async with asyncio.timeout(PATIENCE_S):
+        assert sorted([await told.get() for _ in processes[1:]]) == list(range(1, 300))
 
 
-async def test_more_workers_are_asked_for_than_its_socket_holds() -> None:
-    """While it imports it reads nothing: on a machine with many cores the last ones were told of as failed to start."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.setblocking(False)
-    lines = OutputLines(lambda _: None)
-    os.close(lines.open())
-    forks = Forks(a_process_that_has_ended(), ours, lines, lambda _: None)
-    spec = WorkerSpec(worker="w0", model_path="m" * 500, device_kind="cpu")
-    births = [Birth(lambda _pid: None, lambda _code, _cause: None) for _ in range(300)]
-    for birth in births:
-        forks.ask(birth, spec, (0, 1), "main")
-    asked: list[int] = []
-    while len(asked) < len(births) - 100:  # the rest is never read
-        await asyncio.sleep(0)
-        with contextlib.suppress(BlockingIOError):
-            packet, descriptors, _, _ = socket.recv_fds(theirs, MAX_MESSAGE_BYTES, 4)
-            asked.append(msgspec.msgpack.decode(packet, type=SpawnWorker).number)
-            for descriptor in descriptors:
-                os.close(descriptor)
-    assert asked == [birth.number for birth in births][: len(asked)]
-    forks.stop()
-    theirs.close()
+async def test_killing_a_process_that_was_never_forked_counts_as_its_end() -> None:
+    """Whoever stops a worker need not wait for the imports; the template's end is not told after that."""
+    told: list[tuple[int | None, str]] = []
+    async with template() as asked:
+        process = LocalProcess(lambda _: None, lambda *end: told.append(end))
+        asked.spawn(process, SPEC, (0, 1))
+        process.kill()
+        process.kill()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert told == [(-signal.SIGKILL, "")]
 
 
 async def test_a_template_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new try would take another from those that lack already."""
-    pipes: list[tuple[int, int]] = []
-    make = os.pipe
-    monkeypatch.setattr(os, "pipe", lambda: pipes.append(make()) or pipes[-1])
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_: object) -> int:
         raise BlockingIOError("no process is to be had")
 
-    monkeypatch.setattr(subprocess, "Popen", fail)
-    with pytest.raises(BlockingIOError):
-        TemplateProcess("cpu", {}).start()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(pipes[0][1])
+    monkeypatch.setattr(util, "spawnv_passfds", fail)
+    async with template() as asked:
+        with pytest.raises(BlockingIOError):
+            asked.start()  # what is left of earlier ones is gone then
+        before = descriptors()
+        with pytest.raises(BlockingIOError):
+            asked.start()
+        assert descriptors() == before

@@ -90,8 +90,8 @@ def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: S
     sleeper.wait(lambda workers: workers[victim["worker"]]["restarts"] == 1)
 
 
-def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper) -> None:
-    """Whatever kills the process that workers are made from: they are started again from another."""
+def test_who_wakes_after_the_templates_end_is_made_by_another(sleeper: Sleeper) -> None:
+    """Whatever kills the process that workers are made from: those that are awake go on, and those asleep wake."""
     with slowed(sleeper.daemon.faults):
         stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 100})
         stream.wait_chunks(5)
@@ -99,8 +99,9 @@ def test_all_processes_end_with_the_template_and_it_comes_back(sleeper: Sleeper)
         parent = int(Path(f"/proc/{worker['pid']}/stat").read_text().rpartition(")")[2].split()[1])
         assert parent != sleeper.daemon.process.pid
         os.kill(parent, signal.SIGKILL)
-        # The kernel tells a process of its parent's death once it has taken down the parent's memory.
-        sleeper.wait(lambda _: is_gone(worker["pid"]))
+        sleeper.wait(lambda _: is_gone(parent))
     answer = stream.result()
     assert answer.error is None
     assert answer.usage["completion_tokens"] == 100
+    sleeper.wait_all("stopped")
+    assert Stream(sleeper.daemon, SHORT).result().error is None
