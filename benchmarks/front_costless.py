@@ -76,7 +76,14 @@ def front(way: str, streams: int) -> Iterator[Server]:
         directory, model = Path(name), Path(name) / "demo"
         make_demo_model(model)
         words = ["--distributed-executor-backend", "benchmarks.costless_vllm.CostlessExecutor", "--no-async-scheduling"]
-        words += ["--max-num-seqs", str(streams), "--max-num-batched-tokens", "65536", "--kv-cache-memory-bytes", "4e9"]
+        words += [
+            "--max-num-seqs",
+            str(streams),
+            "--max-num-batched-tokens",
+            "65536",
+            "--kv-cache-memory-bytes",
+            str(1 << 30),
+        ]
         with vllm_serve(model, directory, *words, setting=CPU) as url:
             yield Server(url, listener(url))
 
