@@ -73,7 +73,9 @@ class Explainer:
             left = _requests(len(drain.left)) if drain.is_emptying else "its process"
             return f"{'lent' if drain.is_over else f'draining: {left} left; to be lent'} to {drain.loan.borrower}"
         if drain is not None and not drain.is_emptying:
-            return f"drained: `melld resume {worker}` starts it" if drain.is_over else "draining: its process is exiting"
+            return (
+                f"drained: `melld resume {worker}` starts it" if drain.is_over else "draining: its process is exiting"
+            )
         if known is None:
             return place.loading
         if place.unloaded_because and place.state in UNLOADED:  # which the scheduler hears a little later
