@@ -13,6 +13,7 @@ passes on, in turns.  vLLM's server has one engine with as many requests: one me
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import selectors
@@ -25,6 +26,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.harness import CPU, markdown, parser_of, record
@@ -76,7 +78,7 @@ def front(way: str, streams: int) -> Iterator[Server]:
             "benchmarks.serving.costless_vllm.CostlessExecutor",
             "--no-async-scheduling",
         ]
-        words += ["--max-num-seqs", str(streams), "--max-num-batched-tokens", "65536", "--kv-cache-memory-bytes", "4e9"]
+        words += ["--max-num-seqs", str(streams), "--max-num-batched-tokens", "65536", "--kv-cache-memory-bytes", str(1 << 30)]
         with vllm_serve(model, directory, *words, setting=CPU) as url:
             yield Server(url, listener(url))
 
@@ -98,27 +100,37 @@ def rate(server: Server, streams: int) -> list[float]:
     """Return tokens and events a second, microseconds of each, and how late `/health` is meanwhile, in ms."""
     kind = stream_of(TOKENS_OUT)
     server.ask(kind, WORKERS)
-    delays_s: list[float] = []
-    over = threading.Event()
-    asking = threading.Thread(target=ask_health, args=(server.url, over, delays_s))
-    asking.start()
-    began_s = time.monotonic()
-    answers = server.ask(kind, streams)
-    took_s = time.monotonic() - began_s
-    over.set()
-    asking.join()
+    with asking_health(server.url) as delays_s:
+        began_s = time.monotonic()
+        answers = server.ask(kind, streams)
+        took_s = time.monotonic() - began_s
     late_s = statistics.quantiles(delays_s, n=100)[98]
     per = answers.token_s * 1e6, answers.event_s * 1e6
     return [answers.tokens / took_s, answers.events / took_s, *per, late_s * 1e3]
 
 
-def ask_health(url: str, over: threading.Event, delays_s: list[float]) -> None:
-    """Ask for `/health` fifty times a second."""
+@contextlib.contextmanager
+def asking_health(url: str) -> Iterator[list[float]]:
+    """Ask for `/health` fifty times a second, in a process of its own; the delays are there afterwards."""
+    delays_s: list[float] = []
+    over, told = multiprocessing.Event(), multiprocessing.SimpleQueue()
+    asking = multiprocessing.Process(target=ask_health, args=(url, over, told), daemon=True)
+    asking.start()
+    yield delays_s
+    over.set()
+    delays_s += told.get()
+    asking.join()
+
+
+def ask_health(url: str, over: Any, told: Any) -> None:
+    """Ask until it is over, then tell all delays, in seconds."""
+    delays_s = []
     while not over.wait(0.02):
         began_s = time.monotonic()
         with urllib.request.urlopen(url + "/health", timeout=60) as answer:
             answer.read()
         delays_s.append(time.monotonic() - began_s)
+    told.put(delays_s)
 
 
 class Watched:
@@ -160,26 +172,21 @@ def measure_gaps(each: int) -> list[list[str]]:
     kind = stream_of(TOKENS_OUT)
     with costless_daemon(step_s=PACED_STEP_S) as daemon:
         ask_all(daemon.url, stream_of(8), WORKERS)
-        delays_s: list[float] = []
-        over = threading.Event()
-        asking = threading.Thread(target=ask_health, args=(daemon.url, over, delays_s))
-        asking.start()
-        others = threading.Thread(target=lambda: texts.extend(ask_all(daemon.url, kind, WORKERS * each - WATCHED)))
-        texts: list[bytes] = []
-        watched = Watched(daemon.url, kind)
-        others.start()
-        while len(workers := workers_of(daemon)) < WORKERS * each:
-            time.sleep(PACED_STEP_S)
-        pauses = [moved_s(daemon, watched, seed, workers) for seed in range(WATCHED // 2)]
-        before_s = time.monotonic()
-        workers = workers_of(daemon)
-        lost = workers[one_of(workers, WATCHED - 1)]
-        (pid,) = (one["pid"] for one in daemon.status()["workers"] if one["worker"] == lost)
-        os.kill(pid, signal.SIGKILL)
-        watched.wait()
-        others.join()
-        over.set()
-        asking.join()
+        with asking_health(daemon.url) as delays_s:
+            others = threading.Thread(target=lambda: texts.extend(ask_all(daemon.url, kind, WORKERS * each - WATCHED)))
+            texts: list[bytes] = []
+            watched = Watched(daemon.url, kind)
+            others.start()
+            while len(workers := workers_of(daemon)) < WORKERS * each:
+                time.sleep(PACED_STEP_S)
+            pauses = [moved_s(daemon, watched, seed, workers) for seed in range(WATCHED // 2)]
+            before_s = time.monotonic()
+            workers = workers_of(daemon)
+            lost = workers[one_of(workers, WATCHED - 1)]
+            (pid,) = (one["pid"] for one in daemon.status()["workers"] if one["worker"] == lost)
+            os.kill(pid, signal.SIGKILL)
+            watched.wait()
+            others.join()
     hit = [seed for seed in range(WATCHED) if workers[one_of(workers, seed)] == lost]
     killed = [watched.pause_s(seed, before_s - 2 * PACED_STEP_S, before_s + 2.0) for seed in hit]
     steps = [after - before for times in watched.came_s.values() for before, after in itertools.pairwise(times)]
