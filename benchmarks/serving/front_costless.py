@@ -78,7 +78,14 @@ def front(way: str, streams: int) -> Iterator[Server]:
             "benchmarks.serving.costless_vllm.CostlessExecutor",
             "--no-async-scheduling",
         ]
-        words += ["--max-num-seqs", str(streams), "--max-num-batched-tokens", "65536", "--kv-cache-memory-bytes", str(1 << 30)]
+        words += [
+            "--max-num-seqs",
+            str(streams),
+            "--max-num-batched-tokens",
+            "65536",
+            "--kv-cache-memory-bytes",
+            str(1 << 30),
+        ]
         with vllm_serve(model, directory, *words, setting=CPU) as url:
             yield Server(url, listener(url))
 
