@@ -88,7 +88,7 @@ class Models:
         self._tasks.keep("landlord", Work(self._parts.landlord.run))
 
     async def open(self, model: ServedModel) -> None:
-        """Make the model's front end, begin its tasks, and wake the calls that wait for it."""
+        """Create the model's front end, start its tasks, and wake the calls waiting for it."""
         from melld.api.app import prepare_serving
 
         await model.open(self._parts.template, self.prepared[model])
@@ -107,7 +107,7 @@ class Models:
             task.cancel()
 
     def close_logs(self) -> None:
-        """Close the decision logs, to which nobody writes any more."""
+        """Close the decision logs after their last writer is done."""
         for model in (*self.served, *self._leaving):
             if model.parts.decisions is not None:
                 model.parts.decisions.close()
@@ -173,9 +173,9 @@ class Models:
             ConfigError: there is one of that name, or it cannot be served.
         """
         if self._parts.cluster is not None:
-            raise ConfigError("load", "the machines of a cluster serve one model")
+            raise ConfigError("load", "a cluster serves one model")
         if any(name in (*model.names, *(one.name for one in model.lora)) for model in self._configured()):
-            raise ConfigError("load", f"there is a model {name!r}")
+            raise ConfigError("load", f"model {name!r} already exists")
         self._by_hand[name] = ModelConfig(path=path, name=name)
         try:
             prepared = await self.prepare(config)

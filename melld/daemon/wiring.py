@@ -185,7 +185,7 @@ def make_model(
 def _open_decision_log(
     config: Config, scheduler: Scheduler, condition: Condition, *, is_one_of_several: bool
 ) -> DecisionLogFile | None:
-    """Open the decision log if one is configured: with several models, one beside it for each."""
+    """Open the decision log if one is configured; with several models, one file each."""
     settings = config.scheduler
     if settings.decision_log is None:
         return None

@@ -1,4 +1,4 @@
-"""Drains: empties and stops a worker whose device an operator wants, and brings it back on request.
+"""Drains: empties and stops a worker whose device an operator needs, and returns it to service on request.
 
 Owns the drains under way and those that are done, which keep their workers out of service until `resume`.  Never moves
 a request: the scheduler does, after `WorkerDraining`.  Never ends a process: the supervisor does.
@@ -36,7 +36,7 @@ class LastWorker(MelldError):
     def __init__(self, worker: str, others: Sequence[str]) -> None:
         rest = f" ({'; '.join(others)})" if others else ""
         super().__init__(
-            f"{worker} is the last worker that takes requests{rest} and cannot be drained: "
+            f"{worker} is the last worker in service{rest} and cannot be drained: "
             "resume another one first, or stop the daemon"
         )
 
@@ -48,7 +48,7 @@ class WorkerLent(MelldError):
     code = "worker_lent"
 
     def __init__(self, worker: str, loan: Lend) -> None:
-        super().__init__(f"{worker} is lent to {loan.borrower}, and is back in service when that ends: kill {loan.pid}")
+        super().__init__(f"{worker} is lent to {loan.borrower} and returns to service when that exits: kill {loan.pid}")
 
 
 class WorkerDrain:
@@ -163,7 +163,7 @@ class Drains:
         return list(await asyncio.gather(*(self.drain(worker, wait, deadline_s) for worker in workers)))
 
     def lend(self, worker: WorkerId, loan: Lend) -> WorkerDrain:
-        """Take the worker out of service, even the last, for a borrower who alone can have it resumed."""
+        """Take the worker, even the last, out of service for a borrower; only that loan's end resumes it."""
         return self._begin(self._fleet.place_of(worker), loan)
 
     async def resume(self, worker: WorkerId, loan: Lend | None = None) -> Resumed:
@@ -192,7 +192,7 @@ class Drains:
         started = place.process is None
         self._fleet.start_worker(worker)
         if drain is not None or started:
-            log.info("%s is in service again", worker)
+            log.info("%s is back in service", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
 
     async def close(self) -> None:
@@ -212,7 +212,7 @@ class Drains:
         drain = self.by_worker[worker] = WorkerDrain(place, self._clock(), loan)
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
         whose = f", to be lent to {lent_to}" if lent_to else ""
-        log.info("draining %s, which has %d requests%s", worker, len(drain.left), whose)
+        log.info("draining %s with %d requests%s", worker, len(drain.left), whose)
         if not self._fleet.is_ready(worker):  # none of its requests has started
             self._fleet.withdraw(worker)
         elif worker in self._cluster.workers:
@@ -278,7 +278,7 @@ class Drains:
         too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
-            log.warning("drain of %s: not empty at its deadline, going on: %s", drain.worker, drain.stuck)
+            log.warning("drain of %s: not empty at the deadline, continuing: %s", drain.worker, drain.stuck)
             drain.answer.set()
         else:
             self._stop(drain)

@@ -59,13 +59,13 @@ class Letting:
         return f"each GPU: {courier.division.in_words(len(models))}" if says_nothing else ""
 
     def check_adoption(self, config: Config, alone: ServedModel) -> None:
-        """Refuse others beside a model that was alone if they can never share its devices.
+        """Reject further models if they can never share the devices of the first.
 
         Raises:
             ConfigError: with the reason.
         """
         if any(len(place.slot.devices) > 1 for place in alone.parts.fleet.places.values()):
-            raise ConfigError("[[models]]", f"several devices make a worker of {alone.name}: it must be the only one")
+            raise ConfigError("[[models]]", f"workers of {alone.name}: it must be the only one")
         if self._must_divide(config):
             division_of(config, self._gpus, lends=False)
 

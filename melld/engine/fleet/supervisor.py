@@ -183,7 +183,7 @@ class Supervisor:
         """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
 
         Returns at once, and the worker is no longer ready; the listener hears of an expected `WorkerEnded`.
-        `stay_out`: an operator asked for it; only `start_worker` ends that.
+        `stay_out`: an operator requested it; only `start_worker` ends that.
         """
         place = self.places[worker]
         if stay_out:
@@ -260,7 +260,7 @@ class Supervisor:
         worker, failure = place.slot.worker, None
         if not ended.expected:
             failure = WorkerStartFailed(ended.worker, place.slot.device, ended.reason)
-            log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
+            log.error("worker %s (device %s) exited: %s", ended.worker, place.slot.device, ended.reason)
             if self.owner is not None:
                 place.rested_s = asyncio.get_running_loop().time() + place.life.back_off_s
         self._listener.worker_ended(place.slot, ended)
@@ -274,7 +274,7 @@ class Supervisor:
         """See `PlaceListener`."""
         if self.owner is not None:
             worker = place.slot.worker
-            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before its start", expected=True))
+            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before it started", expected=True))
 
     async def watch(self) -> None:
         """Kill hung workers, until cancelled.

@@ -47,7 +47,7 @@ def test_requests_move_away_and_their_stories_name_the_program() -> None:
         assert daemon.drains.by_worker[W0].is_over
         for request in requests:
             [began] = [one for one in daemon.stories.story(request).lines if one.what is Happened.MOVE_BEGAN]
-            assert began.reason == "its worker's device is lent to `train` (pid 7, ann)"
+            assert began.reason == "its worker's device is being lent to `train` (pid 7, ann)"
         borrower.leave()
 
     on_a_daemon(2, story)
