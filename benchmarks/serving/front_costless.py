@@ -33,6 +33,7 @@ from benchmarks.harness import CPU, markdown, parser_of, record
 from benchmarks.serving.front_path import PLAIN, Kind, Server, ask_all, asked, chat, listener, processor_s, tokens_in
 from benchmarks.serving.serve_vs_vllm import vllm_serve
 from melld.demo_model import make_demo_model
+from tests.migrate.live import Operator
 from tests.serve.daemon_process import DaemonProcess
 
 WORKERS = 8
@@ -228,8 +229,7 @@ def moved_s(daemon: DaemonProcess, watched: Watched, seed: int, workers: dict[st
     names = sorted(set(workers.values()))
     destination = names[(names.index(workers[request]) + 1) % len(names)]
     began_s = time.monotonic() - PACED_STEP_S
-    done = daemon.melld("migrate", request, destination)
-    assert done.returncode == 0, done.stdout + done.stderr
+    Operator(daemon).migrate(request, destination, None)
     time.sleep(2 * PACED_STEP_S)
     return watched.pause_s(seed, began_s, time.monotonic())
 
