@@ -1,12 +1,12 @@
 """The same questions to `vllm serve` and to melld: is every answer the same?
 
-    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py [KIND...] [--write]
+    PYTHONPATH=. .venv/bin/python benchmarks/answers_vs_vllm.py [KIND...] [--whole] [--write]
 
 For each kind of model, by default the demo model alone: one worker each, the same model and arguments, greedy or
 seeded.  Whole answers are compared field by field; ids, times and the like are made by chance and left out.  Of a
 stream the pieces are joined first: how many tokens share a chunk is a matter of pace.  Of an error only the status is
 compared: melld's have the fields of OpenAI's, vLLM's their own.
-Prints both answers where they differ, and ends with 1 when any do.
+Prints both answers where they differ, and ends with 1 when any do.  `--whole`: of a melld whose events vLLM makes.
 """
 
 import argparse
@@ -210,8 +210,10 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; chat by default")
     parser.add_argument("--show", action="store_true", help="print every answer")
     parser.add_argument("--write", action="store_true", help="to benchmarks/results, where other kinds stay")
+    parser.add_argument("--whole", action="store_true", help="have vLLM make melld's events, too")
     arguments = parser.parse_args()
-    counts = {name: compare(KINDS[name], arguments.show) for name in arguments.kinds or ["chat"]}
+    program = ("-m", "benchmarks.whole_events" if arguments.whole else "melld")
+    counts = {name: compare(KINDS[name], program, show=arguments.show) for name in arguments.kinds or ["chat"]}
     if arguments.write:
         write(counts)
     return int(any(count["DIFFERENT"] for count in counts.values()))
@@ -229,7 +231,7 @@ def write(counts: dict[str, Counter[str]]) -> None:
     tables.save(tables.RESULTS, TABLE, table)
 
 
-def compare(kind: Kind, show: bool) -> Counter[str]:
+def compare(kind: Kind, program: tuple[str, ...], *, show: bool) -> Counter[str]:
     """Ask both; return how many answers are the same, differ as the documents say, and differ."""
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
@@ -240,7 +242,9 @@ def compare(kind: Kind, show: bool) -> Counter[str]:
         theirs_alone, ours_alone = ([w.replace("DIR", name) for w in words] for words in (kind.of_vllm, kind.of_melld))
         with (
             vllm_serve(model, directory, *flags_for_vllm(options), *theirs_alone) as theirs,
-            DaemonProcess(model, *CPU.serve_flags(1), *flags_for_melld(options), *ours_alone) as daemon,
+            DaemonProcess(
+                model, *CPU.serve_flags(1), *flags_for_melld(options), *ours_alone, program=program
+            ) as daemon,
         ):
             ours = daemon.wait_ready().url
             for question, path, body in kind.questions:

@@ -52,7 +52,7 @@ def source_of(policy: str) -> str:
     Read once, before the processes part: what runs is what was imported then, whatever is written meanwhile.
     """
     package = ROOT / "melld"
-    files = [path for path in (package / "simulator").glob("*.py") if path.stem != "plots"]
+    files = [*(package / "simulator").glob("*.py")]
     files += [package / "simulator" / "data" / "latency.csv", *(package / "scheduler").glob("*.py")]
     others = next((names for known, names in OTHERS.items() if policy.startswith(known)), ("slo", "plus"))
     policies = (package / "scheduler" / "policies").rglob("*.py")

@@ -6,12 +6,11 @@ Two nodes on one machine, at two of its addresses: ratios travel, absolute figur
     chaos     a random history on four workers of two nodes: workers, agents, a node, the launcher die, a machine
               freezes, its cable is cut, the daemon is held up; every answer is held against an unharmed run
     moves     moves between the machines, by KV (NIXL over TCP) and by tokens in turns, by the length of the request,
-              also over a link made slow; and which way the daemon takes by its own profile
+              also over a link made slow; and which way the daemon takes by itself
 """
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import statistics
@@ -24,8 +23,6 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.cluster_chaos import NIXL, SPREAD, chaos, flags_of
-from melld.control.client import ControlClient
-from melld.control.messages import Profile
 from melld.demo_model import CONTEXT_TOKENS, make_demo_model
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
 from tests.migrate.chaos import pause_after
@@ -152,7 +149,7 @@ def far_moves(daemon: DaemonProcess, tokens: int, rounds: int) -> str:
 
 
 def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
-    """Measure over a link that is as it is, and over a slow one, each with its own profile; print medians."""
+    """Measure over a link that is as it is, and over a slow one, each with its own rate; print medians."""
     flags = (*flags_of(nodes), *NIXL, "--set", "cluster.devices_per_machine=1", *SPREAD)
     rows = ""
     for limit, lengths in ((None, (250, 1000, 2500)), (SLOW_LINK, (250, 1000))):
@@ -162,17 +159,11 @@ def moves(nodes: RayNodes, model: Path, asked: argparse.Namespace) -> int:
             Operator(daemon).wait_ready()
             for _ in range(2):
                 daemon.wait_for(" by nixl")
-            client = ControlClient([daemon.runtime_directory])
-            found = json.loads(client.operate("profile", Profile(measure=True), 120.0))
-            print(found, flush=True)
-            limits = found["boundaries"]
-            each = [nbytes for row in limits["links"].values() for nbytes in row.values()]
-            rate = f"{statistics.mean(each) / limits['epoch_s'] / 2**20:.1f}" if each else "unknown"
+            each = [link["bytes_per_s"] for link in daemon.status()["links"] if link["bytes_per_s"]]
+            rate = f"{statistics.mean(each) / 2**20:.1f}" if each else "unknown"
             for tokens in lengths:
                 rows += f"\n| {rate} | {far_moves(daemon, tokens, asked.rounds)} |"
-    names = (
-        "profiled MiB/s | prompt tokens | KV MiB | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen"
-    )
+    names = "tried MiB/s | prompt tokens | KV MiB | ms by KV | ms by tokens | gap ms by KV | gap ms by tokens | chosen"
     table = f"| {names} |\n|{'---|' * 8}{rows}"
     print(table)
     if asked.write:

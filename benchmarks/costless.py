@@ -1,11 +1,12 @@
-"""`melld` with workers that compute nothing: each of their requests has a token every 5 ms, on the wire of any worker.
+"""`melld` with workers that compute nothing: a token for each request at each step, on the wire of any worker.
 
     PYTHONPATH=. .venv/bin/python -m benchmarks.costless [--whole] serve ...
 
-What such a daemon delivers is what its event loop can.  A request moves only when its worker dies.  `--whole`: vLLM's
-serving classes make every event of every stream.
+What such a daemon delivers is what its event loop can.  Requests move by tokens.  `--whole`: vLLM's serving classes
+make every event of every stream.  Steps take COSTLESS_STEP_S seconds.
 """
 
+import os
 import select
 import socket
 import sys
@@ -20,9 +21,10 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import READ_BYTES, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 from melld.kvstore.geometry import KvGeometry
-from melld.migrate.snapshot import Phase
+from melld.migrate import messages as say
+from melld.migrate.snapshot import Phase, RequestFacts, Via
 
-STEP_S = 0.005
+STEP_S = float(os.environ.get("COSTLESS_STEP_S", "0.005"))
 BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 1 << 16, 32, 1 << 17
 SLOTS, CONTEXT_TOKENS = 1024, 32768
 TOKENS = range(300, 1300)
@@ -70,12 +72,14 @@ def main(_spec: WorkerSpec, connection: socket.socket) -> None:
     Costless(connection).serve()
 
 
-class Running:
+class Running(msgspec.Struct):
     """A request on the worker."""
 
-    def __init__(self, lease: int, prompt_tokens: int, made: int, most: int) -> None:
-        self.lease, self.prompt_tokens, self.made, self.most = lease, prompt_tokens, made, most
-        self.blocks = 0
+    lease: int
+    prompt_tokens: int
+    made: int
+    most: int
+    blocks: int = 0
 
 
 class Costless:
@@ -90,6 +94,7 @@ class Costless:
         self._requests = MsgpackDecoder(EngineCoreRequest)
         self._encode = MsgpackEncoder(size_threshold=sys.maxsize).encode
         self._running: dict[str, Running] = {}
+        self._frozen: dict[str, Running] = {}
         self._gone: list[str] = []
         self._reports = 0
 
@@ -122,8 +127,45 @@ class Costless:
                 self._add(message, payload, len(msgspec.msgpack.decode(payload[1])))
             case wire.AbortRequests():
                 for request in message.requests:
-                    if self._running.pop(request, None) is not None:
-                        self._gone.append(request)
+                    self._leave(request)
+            case say.MoveMessage():
+                self._move(message, payload)
+
+    def _leave(self, request: str) -> None:
+        if (self._running.pop(request, None) or self._frozen.pop(request, None)) is not None:
+            self._gone.append(request)
+
+    def _move(self, told: Any, payload: list[bytes]) -> None:
+        """Answer a command of a move by tokens."""
+        names = {"move": told.move, "number": told.number, "request": told.request, "cause": told.cause}
+        one = self._running.get(told.request)
+        match told:
+            case say.DescribeRequest() if one is not None:
+                tokens = one.prompt_tokens + one.made
+                facts = RequestFacts(tokens, one.prompt_tokens, tokens - 1, ((),), 0)
+                self._say(say.RequestDescribed(**names, facts=facts, refusals={Via.KV: "there is none"}, step_s=STEP_S))
+            case say.WarmRequest():
+                self._say(say.RoomReserved(**names))
+            case say.FreezeRequest() if one is not None:
+                self._frozen[told.request] = self._running.pop(told.request)
+                self._say(say.RequestFrozen(**names), [msgspec.msgpack.encode(one)])
+            case say.AttachRequest():
+                arrived = msgspec.msgpack.decode(payload[0], type=Running)
+                self._running[told.request] = msgspec.structs.replace(arrived, lease=told.lease, blocks=0)
+                self._say(say.RequestAttached(**names, blocks=0, nbytes=0, copy_s=0.0))
+            case say.ReleaseRequest():
+                self._leave(told.request)
+                self._say(say.RequestReleased(**names))
+            case say.ThawRequest():
+                if (frozen := self._frozen.pop(told.request, None)) is not None:
+                    self._running[told.request] = frozen
+                self._say(say.RequestThawed(**names))
+            case say.CancelReservation():
+                if one is not None and one.lease == told.lease:
+                    self._leave(told.request)
+                self._say(say.ReservationCancelled(**names))
+            case _:
+                self._say(say.CommandFailed(**names, reason="the request is not here"))
 
     def _add(self, message: Any, payload: list[bytes], made: int) -> None:
         request = self._requests.decode(payload[:1])
@@ -164,9 +206,9 @@ def begin(words: list[str]) -> int:
     template.BEGIN = template.BEGIN.replace(genuine, "from benchmarks.costless import serve_template as main")
     if words[0] != "--whole":
         return cli.main(words)
-    from melld.api import app
+    from benchmarks.whole_events import leave_all_to_vllm
 
-    app.outlet_of = lambda *_: None
+    leave_all_to_vllm()
     return cli.main(words[1:])
 
 

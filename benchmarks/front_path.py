@@ -1,13 +1,12 @@
 """What a token costs on its way out: processor time of melld's daemon and of vLLM's API server, in turns, in one run.
 
     .venv/bin/python benchmarks/front_path.py [KIND...] [--rounds 3] [--streams 64] [--write NAME]
-    .venv/bin/python benchmarks/front_path.py --costless 64 256 [--write NAME]
 
 Both servers are up at once, each with one worker and the same model, and only one is asked at a time, A B A B ....
-Counted is what /proc tells of the one process in front of the workers, divided by the tokens that it sent.  Wall time
-does not count, so that a busy machine does little harm; the ratio of each pair is given as median (lowest .. highest).
-The client only looks at its connections now and then: one that waits on this machine is woken by the server's write,
-which pays for that.  `--costless`: what one daemon delivers of eight workers that compute nothing.
+Counted is what /proc tells of the one process in front of the workers, divided by the tokens that it sent, and by its
+events: a server that is behind puts several tokens into one.  Wall time does not count, so that a busy machine does
+little harm; the ratio of each pair is given as median (lowest .. highest).  The client only looks at its connections
+now and then: one that waits on this machine is woken by the server's write, which pays for that.
 """
 
 import argparse
@@ -21,9 +20,7 @@ import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,8 +37,6 @@ from tests.serve.daemon_process import DaemonProcess
 
 TOKENS_OUT = 200
 LOOK_EVERY_S = 0.05
-WORKERS = 8
-LONG_TOKENS_OUT = 300
 LONG_PROMPT_TOKENS = 4000
 PLAIN: dict[str, Any] = {}
 TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
@@ -92,17 +87,33 @@ KINDS = {
 }
 
 
-def ask_all(url: str, kind: Kind, streams: int) -> int:
-    """Ask so many at once; return how many tokens were answered.  Each has a seed of its own."""
+class Answers(NamedTuple):
+    """What a server has answered, and what that has cost it."""
+
+    tokens: int
+    events: int
+    cpu_s: float
+
+    @property
+    def token_s(self) -> float:
+        """Return the processor time of a token."""
+        return self.cpu_s / self.tokens
+
+    @property
+    def event_s(self) -> float:
+        """Return the processor time of an event; a whole answer is one."""
+        return self.cpu_s / self.events
+
+
+def ask_all(url: str, kind: Kind, streams: int) -> list[bytes]:
+    """Ask so many at once; return the answers.  Each has a seed of its own."""
     address = urlsplit(url)
-    waiting: dict[socket.socket, bytes] = {}
+    waiting: dict[socket.socket, bytearray] = {}
     for seed in range(streams):
-        body = json.dumps({**kind.body, "model": "demo", "seed": seed, "temperature": 1.0}).encode()
-        head = f"POST /v1/{kind.path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
         connection = socket.create_connection((address.hostname, address.port))
-        connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(asked(address.netloc, kind, seed))
         connection.setblocking(False)
-        waiting[connection] = b""
+        waiting[connection] = bytearray()
     answers = []
     while waiting:
         time.sleep(LOOK_EVERY_S)
@@ -110,10 +121,18 @@ def ask_all(url: str, kind: Kind, streams: int) -> int:
             while (piece := received(connection)) is not None:
                 waiting[connection] += piece
                 if not piece:
-                    answers.append(waiting.pop(connection))
+                    answers.append(bytes(waiting.pop(connection)))
                     connection.close()
                     break
-    return sum(tokens_in(answer) for answer in answers)
+    return answers
+
+
+def asked(host: str, kind: Kind, seed: int, name: str = "stream") -> bytes:
+    """Return a request, whose id has this name and its seed."""
+    body = json.dumps({**kind.body, "model": "demo", "seed": seed, "temperature": 1.0}).encode()
+    head = f"POST /v1/{kind.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    head += f"X-Request-Id: {name}{seed}-\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def received(connection: socket.socket) -> bytes | None:
@@ -143,11 +162,12 @@ class Server(NamedTuple):
     url: str
     pid: int
 
-    def cost_s(self, kind: Kind, streams: int) -> float:
-        """Return the processor time of one token of this kind, in seconds."""
+    def ask(self, kind: Kind, streams: int) -> Answers:
+        """Ask so many at once, and return what that has cost."""
         began_s = processor_s(self.pid)
-        tokens = ask_all(self.url, kind, streams)
-        return (processor_s(self.pid) - began_s) / tokens
+        answers = ask_all(self.url, kind, streams)
+        cpu_s = processor_s(self.pid) - began_s
+        return Answers(sum(map(tokens_in, answers)), sum(max(1, one.count(b"data: ")) for one in answers), cpu_s)
 
 
 @contextlib.contextmanager
@@ -180,8 +200,8 @@ def listener(url: str) -> int:
     raise SystemExit(f"nobody listens at {url}")
 
 
-def measure(names: list[str], rounds: int, streams: int) -> list[list[str]]:
-    """Measure each kind in turns; return the rows of the table."""
+def measure(names: list[str], rounds: int, streams: int) -> Iterator[list[list[str]]]:
+    """Measure each kind in turns; yield the rows of the table after each."""
     rows = []
     for options in (PLAIN, TOOLS, REASONING):
         chosen = [name for name in names if KINDS[name].options is options]
@@ -191,63 +211,25 @@ def measure(names: list[str], rounds: int, streams: int) -> list[list[str]]:
             for name in chosen:
                 kind = KINDS[name]
                 for server in (ours, theirs):
-                    server.cost_s(kind, 8)  # warmed up
-                pairs = [(ours.cost_s(kind, streams), theirs.cost_s(kind, streams)) for _ in range(rounds)]
-                ratios = [one / other for one, other in pairs]
-                ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} .. {max(ratios):.2f})"
-                costs = [f"{statistics.median(pair[side] for pair in pairs) * 1e6:.0f}" for side in (0, 1)]
-                rows.append([name, str(streams), *costs, ratio])
+                    server.ask(kind, 8)  # warmed up
+                pairs = [(ours.ask(kind, streams), theirs.ask(kind, streams)) for _ in range(rounds)]
+                rows.append([name, str(streams)])
+                for cost in (lambda one: one.token_s, lambda one: one.event_s):
+                    costs = [(cost(one), cost(other)) for one, other in pairs]
+                    rows[-1] += [f"{statistics.median(pair[side] for pair in costs) * 1e6:.0f}" for side in (0, 1)]
+                    ratios = [one / other for one, other in costs]
+                    rows[-1].append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} .. {max(ratios):.2f})")
                 print(*rows[-1], sep=" | ", flush=True)
-    return rows
+                yield rows
 
 
-def measure_costless(streams_each: list[int]) -> list[list[str]]:
-    """Measure eight workers that cost nothing, with events written at once and with all made by vLLM, in turns."""
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        make_demo_model(Path(name) / "demo")
-        flags = (
-            "--device",
-            f"cpu:{WORKERS}",
-            "--set",
-            'scheduler.policy="most-free"',
-            "--set",
-            "idle.sleep_after_s=inf",
-        )
-        for each in streams_each:
-            for way, words in (("written at once", ()), ("made by vLLM", ("--whole",))):
-                program = ("-m", "benchmarks.costless", *words)
-                with DaemonProcess(Path(name) / "demo", *flags, genuine=True, program=program) as daemon:
-                    url = daemon.wait_ready().url
-                    rows.append([f"{WORKERS} x {each}", way, *rate(Server(url, daemon.process.pid), WORKERS * each)])
-                    print(*rows[-1], sep=" | ", flush=True)
-    return rows
-
-
-def rate(server: Server, streams: int) -> list[str]:
-    """Return tokens a second, processor time a token, tokens a second and core, and how late `/health` is meanwhile."""
-    kind = Kind(PLAIN, "chat/completions", chat(max_tokens=LONG_TOKENS_OUT))
-    ask_all(server.url, kind, WORKERS)
-    delays_s: list[float] = []
-    over = threading.Event()
-    asking = threading.Thread(target=ask_health, args=(server.url, over, delays_s))
-    asking.start()
-    began_s, began_cpu_s = time.monotonic(), processor_s(server.pid)
-    tokens = ask_all(server.url, kind, streams)
-    took_s, cpu_s = time.monotonic() - began_s, processor_s(server.pid) - began_cpu_s
-    over.set()
-    asking.join()
-    late_s = statistics.quantiles(delays_s, n=100)[98]
-    return [f"{tokens / took_s:,.0f}", f"{cpu_s / tokens * 1e6:.1f}", f"{tokens / cpu_s:,.0f}", f"{late_s * 1e3:.0f}"]
-
-
-def ask_health(url: str, over: threading.Event, delays_s: list[float]) -> None:
-    """Ask for `/health` twenty times a second."""
-    while not over.wait(0.05):
-        began_s = time.monotonic()
-        with urllib.request.urlopen(url + "/health", timeout=60) as answer:
-            answer.read()
-        delays_s.append(time.monotonic() - began_s)
+def record(script: str, name: str | None, columns: list[str], rows: list[list[str]]) -> None:
+    """Write the rows down under this name, if there is one."""
+    if name:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        command = shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]])
+        table = tables.Table(command=command, date=today, machine="2-core VM", columns=columns, rows=rows)
+        tables.save(tables.RESULTS, name, table)
 
 
 def main() -> None:
@@ -256,20 +238,12 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--costless", type=int, nargs="+", metavar="STREAMS", help="of each of eight costless workers")
     parser.add_argument("--write", metavar="NAME")
     arguments = parser.parse_args()
-    if arguments.costless:
-        columns = ["workers x streams", "events", "tokens/s", "µs a token", "tokens/s and core", "/health, p99, ms"]
-        rows = measure_costless(arguments.costless)
-    else:
-        columns = ["kind", "streams", "melld, µs a token", "vLLM, µs a token", "melld / vLLM"]
-        rows = measure(arguments.kinds or list(KINDS), arguments.rounds, arguments.streams)
-    if arguments.write:
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        command = shlex.join(["python", "benchmarks/front_path.py", *sys.argv[1:]])
-        table = tables.Table(command=command, date=today, machine="2-core VM", columns=columns, rows=rows)
-        tables.save(tables.RESULTS, arguments.write, table)
+    per = [f"{whose}, µs {what}" for what in ("a token", "an event") for whose in ("melld", "vLLM")]
+    columns = ["kind", "streams", *per[:2], "melld / vLLM, a token", *per[2:], "melld / vLLM, an event"]
+    for rows in measure(arguments.kinds or list(KINDS), arguments.rounds, arguments.streams):
+        record("front_path.py", arguments.write, columns, rows)
 
 
 if __name__ == "__main__":

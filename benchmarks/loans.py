@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", type=Path, help="folder for loans.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background command ignores it, as would its children
     with tempfile.TemporaryDirectory(prefix="melld-") as parent:
         model = Path(parent) / "demo"
         subprocess.run([sys.executable, "-m", "melld", "demo-model", str(model)], check=True)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from tables import record
+from tenancies import setting as settings
+from tenancies.experiment import run_tenancy
+from tenancies.setting import ModelArrival, RatedModel, Setting
 
 from melld.ids import ModelName
 from melld.simulator.catalogue import CARDS, MODELS
-from melld.simulator.models import setting as settings
-from melld.simulator.models.experiment import run_tenancy
-from melld.simulator.models.setting import ModelArrival, RatedModel, Setting
 from melld.simulator.workload import LogNormal
 
 CHAT = LogNormal(88.0, 1.1, 240.0, 0.83)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/overview_picture.py docs/overview.png docs/overview-dark.png
 
-Four workers on the CPU under mell-plus, one of them at rest; long and short prompts, so that size classes differ.
+Four workers on the CPU, one of them lent to another program; long and short prompts, so that size classes differ.
 """
 
 import asyncio
@@ -21,18 +21,17 @@ WORKER_TOKENS = 8192
 # The prompts, as parts of a worker.
 PARTS = (0.52, 0.35, 0.26, 0.2, 0.14, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02)
 WIDTH, HEIGHT = 1100, 1000
-# A picture is worth taking when a request is on its way, several hold memory, and a worker rests.
+# A picture is worth taking when a request is on its way, several hold memory, and a worker is lent.
 WORTH_IT = (
     "document.querySelector('.bar .part.leaving') && document.querySelectorAll('.bar .part').length > 8"
-    " && document.querySelector('.worker.resting')"
+    " && document.querySelector('.pill.lent')"
 )
 
 
 async def main() -> list[bytes]:
     """Load a daemon, wait for a move, take the pictures: light and dark."""
     with tempfile.TemporaryDirectory() as directory:
-        model = Path(directory) / "demo"
-        make_demo_model(model)
+        model = prepare(Path(directory))
         flags = ["--device", "cpu:4", "--kv-bytes", f"{WORKER_TOKENS * 4096}", "--set", "idle.sleep_after_s=2"]
         with DaemonProcess(model, *flags) as daemon:
             daemon.wait_ready()
@@ -40,13 +39,23 @@ async def main() -> list[bytes]:
                 asked = [
                     asyncio.ensure_future(ask(session, daemon.url, part, index)) for index, part in enumerate(PARTS)
                 ]
+                borrowed = ["run", "--runtime-directory", str(daemon.runtime_directory), "--", "python", "train.py"]
+                borrower = await asyncio.create_subprocess_exec(sys.executable, "-m", "melld", *borrowed, cwd=directory)
                 await tab.open(daemon.url)
                 await tab.wait_until(WORTH_IT)
                 pictures = [await tab.screenshot(WIDTH, HEIGHT, dark=dark) for dark in (False, True)]
+                borrower.terminate()
                 for task in asked:
                     task.cancel()
                 await asyncio.gather(*asked, return_exceptions=True)
                 return pictures
+
+
+def prepare(directory: Path) -> Path:
+    """Make the model, and the program that borrows a device."""
+    make_demo_model(model := directory / "demo")
+    (directory / "train.py").write_text("import time; time.sleep(600)")
+    return model
 
 
 async def ask(session: aiohttp.ClientSession, url: str, part: float, index: int) -> None:

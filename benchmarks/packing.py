@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 from cells import source_of
 from packing_cells import Cell, Result, compute
+from paper_figures import draw_batching, draw_groups, draw_over_time
 from tables import record
 
 from melld.simulator.experiment import ALL_POLICIES
 from melld.simulator.measures import Report
-from melld.simulator.plots import draw_batching, draw_groups, draw_over_time
 
 LOADS = {
     "conv": "Azure 2023 conversation",

@@ -156,7 +156,6 @@ def play(directory: Path, asked: argparse.Namespace) -> tuple[Soak, list[str], f
         "scheduler.decision_log": str(decisions),
         "idle.sleep_after_s": SLEEP_AFTER_S,
         "idle.stop_after_s": STOP_AFTER_S,
-        "migration.boundaries": "default",
         "health.steady_after_s": 0.0,
         "server.drain_s": 1.0,
     }

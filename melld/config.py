@@ -14,64 +14,64 @@ SERVED_MODEL_NAME = "served_model_name"
 
 
 class ClusterConfig(Table, frozen=True, kw_only=True):
-    """Workers on every machine of a Ray cluster, in place of this machine's alone: docs/cluster.md."""
+    """Run workers on every machine of a Ray cluster instead of on this machine alone: docs/cluster.md."""
 
     short_form: ClassVar[str] = "address"
 
     address: Annotated[str | None, msgspec.Meta(examples=["auto", "10.0.0.2:6379"])] = None
-    """Of Ray's head node; `auto`: the cluster that this machine has joined.  Default: no cluster."""
+    """Address of the Ray head node; `auto`: the cluster this machine has joined.  Default: no cluster."""
     devices_per_machine: Literal["all"] | Positive = "all"
-    """How many devices to use of each machine: GPUs, or for CPU devices what it has of the resource `melld_device`."""
+    """Devices to use per machine: GPUs, or for CPU devices the amount of its `melld_device` resource."""
     min_machines: Positive = 1
-    """How many machines must have joined before the workers are started."""
+    """Machines that must have joined before any worker starts."""
     start_timeout_s: PositiveSeconds = 120.0
-    """How long that may take, and later the start of melld's agent on one machine."""
+    """Timeout for those machines to join, and for starting the melld agent on a machine."""
     listen: Annotated[str | None, msgspec.Meta(examples=["10.0.0.1"])] = None
-    """Address of this machine for its agents.  `0.0.0.0`: all.  Default: the one that Ray knows it by."""
+    """Address that agents connect to on this machine.  `0.0.0.0`: all.  Default: the address Ray uses for it."""
     port: Port = 0
-    """The port there.  0: a free one."""
+    """Port that agents connect to.  0: any free port."""
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """Silence after which a machine is lost."""
+    """A machine silent for this long is considered lost."""
     return_idle: bool = False
-    """Give the devices of stopped workers back to Ray, and take devices again to start them.  After five starts without
-    a free one, only `melld resume` tries again."""
+    """Return the devices of stopped workers to Ray and reacquire them on start.  After five attempts without a free
+    device, only `melld resume` tries again."""
     kv: Literal["tokens", "nixl"] = "tokens"
-    """How requests move between machines: by their tokens, or by their KV where that was measured to be faster."""
+    """How requests move between machines: by recomputing their tokens, or by copying KV where that measured faster."""
     kv_interface: Annotated[str | None, msgspec.Meta(examples=["eth1", "mlx5_0:1"])] = None
-    """The network of `nixl`, a trusted one, by the name of its interface, the same on all machines."""
+    """Network interface for `nixl`, with the same name on all machines.  It must be on a trusted network."""
     allow_open_cluster: bool = False
-    """Use a cluster without `RAY_AUTH_MODE=token`."""
+    """Allow a cluster without `RAY_AUTH_MODE=token`."""
 
 
 class AdapterConfig(Table, frozen=True, kw_only=True):
-    """`[[model.lora]]`: a LoRA adapter, which clients ask for by its name."""
+    """`[[model.lora]]`: a LoRA adapter, which clients request by name."""
 
     name: str
     path: str
-    """Directory of `adapter_config.json` and its weights, or a name on Hugging Face."""
+    """Directory with `adapter_config.json` and the weights, or a Hugging Face name."""
 
 
 class ModelConfig(Table, frozen=True, kw_only=True):
     """A model to serve."""
 
     short_form: ClassVar[str] = "path"
-    hint: ClassVar[str] = "; options of vLLM stand in [model.vllm]"
+    hint: ClassVar[str] = "; vLLM options go in [model.vllm]"
 
     path: Annotated[str, msgspec.Meta(examples=["/models/Llama-3.1-8B-Instruct"])]
-    """Directory of the model, or its name on Hugging Face."""
+    """Model directory, or its name on Hugging Face."""
     name: Annotated[str | tuple[str, ...] | None, msgspec.Meta(examples=["llama"])] = None
-    """Its name for clients, or several: `["llama", "gpt-4o"]`; answers and metrics have the first.  Default: the last
+    """Name or names that clients use: `["llama", "gpt-4o"]`; responses and metrics show the first.  Default: the last
     part of the path."""
     vllm: Annotated[dict[str, Any], msgspec.Meta(examples=[{"max_model_len": 16384}])] = {}  # noqa: RUF012  a Struct copies it
-    """Options of `vllm serve` by their long names: `max_model_len = 16384`.  What melld sets itself is refused."""
+    """`vllm serve` options by their long names: `max_model_len = 16384`.  Those that melld sets itself are rejected."""
     lora: Annotated[tuple[AdapterConfig, ...], msgspec.Meta(examples=[[{"name": "pirate", "path": "/pirate"}]])] = ()
-    """LoRA adapters, as `[[model.lora]]`, each with the `name` that clients ask for, and a `path` like the model's."""
+    """LoRA adapters, as `[[model.lora]]`, each with the `name` that clients request and a `path` like the model's."""
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """Of several models: its share while KV memory is short, beside its rate of requests."""
+    """With several models: its share of KV memory when that is short, weighed with its request rate."""
     pinned: bool = False
-    """Of several models: loaded at the start, and never unloaded."""
+    """With several models: load at startup and never unload."""
     keep_alive_s: Annotated[Seconds | None, msgspec.Meta(examples=[300.0])] = None
-    """Seconds without requests until it is unloaded, in place of `[idle]`.  0: at once.  `inf`: never."""
+    """Seconds without requests before it is unloaded; overrides `[idle]`.  0: immediately.  `inf`: never."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,12 +92,12 @@ class CpuDevices(Table, frozen=True, kw_only=True):
     short_form: ClassVar[str] = "count"
 
     count: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 2
-    """How many workers."""
+    """Number of workers."""
     kv_bytes: int | str = "128MiB"
-    """The KV cache of each, with one model."""
+    """KV cache per worker, with a single model."""
     memory_bytes: Annotated[int | str | None, msgspec.Meta(examples=["16GiB"])] = None
-    """What each may hold: weights and KV of several models, or the weights of one.  Default: nine tenths of the
-    available memory, divided among them."""
+    """Memory limit per worker: weights and KV with several models, weights alone with one.  Default: 90 % of available
+    memory, divided among the workers."""
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -106,80 +106,81 @@ class CpuDevices(Table, frozen=True, kw_only=True):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Return what each device may hold of several models, in bytes; None: as much as there is."""
+        """Return the memory limit of each device in bytes, or None for no limit."""
         return None if self.memory_bytes is None else parse_bytes(self.memory_bytes, "devices.cpu.memory_bytes")
 
 
 class DevicesConfig(Table, frozen=True, kw_only=True):
-    """`cuda` or `cpu`; neither: all GPUs, else two CPU devices."""
+    """Set `cuda` or `cpu`; by default melld uses all GPUs, or two CPU devices if there are none."""
 
     cuda: Annotated[tuple[int | str, ...] | None, msgspec.Meta(examples=[[0, 1]])] = None
-    """GPUs, by index or UUID.  One named twice gets two workers, each with `[model.vllm] kv_cache_memory_bytes`."""
+    """GPUs, by index or UUID.  A GPU listed twice gets two workers; then set `[model.vllm] kv_cache_memory_bytes`
+    (per worker)."""
     cpu: CpuDevices | None = None
     per_worker: Annotated[Positive | None, msgspec.Meta(examples=[2])] = None
-    """Devices of each worker, which divide every layer among them (tensor parallelism); a divisor of the model's
-    attention heads.  Default: as few as hold the weights and leave room for KV."""
+    """Devices per worker (tensor parallelism); must divide the model's number of attention heads.  Default: as few as
+    hold the weights and leave room for KV."""
 
     lent_kv_bytes: Annotated[int | str | None, msgspec.Meta(examples=["24GiB"])] = None
-    """KV memory of each GPU that `[[models]]` lend each other: docs/several-models.md."""
+    """KV memory per GPU that `[[models]]` share by lending it to each other: docs/several-models.md."""
 
     @property
     def lent_bytes(self) -> int:
-        """Return the KV memory of each GPU that is lent, in bytes; 0: none."""
+        """Return the lent KV memory per GPU in bytes; 0: none."""
         return 0 if self.lent_kv_bytes is None else parse_bytes(self.lent_kv_bytes, "devices.lent_kv_bytes")
 
     @property
     def group_size(self) -> int:
-        """Return the devices of each worker."""
+        """Return the number of devices per worker."""
         return self.per_worker or 1
 
 
 class SchedulerConfig(Table, frozen=True, kw_only=True):
-    """The placement of requests."""
+    """How requests are placed."""
 
     policy: str = "mell-slo"
-    """One of docs/scheduling.md.  `most-free` spreads over all workers."""
+    """A policy from docs/scheduling.md.  `most-free` spreads requests over all workers."""
     epoch_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] = 100.0
-    """Period of re-planning."""
+    """Interval between re-planning passes."""
     headroom_s: Seconds = 0.5
-    """A worker keeps free what its requests add in this time."""
+    """Keep enough KV memory free on each worker for this much growth of its requests."""
     prefix_aware: bool = True
-    """Prefer a worker that probably has the prompt's beginning cached (`mell-slo`)."""
+    """Prefer a worker that probably has the prompt's prefix cached (`mell-slo`)."""
     roles: Literal["auto", "off"] = "off"
-    """`auto`: some workers only compute prompts, while that keeps a tight `itl_ms` better (`mell-slo`)."""
+    """`auto`: dedicate some workers to prefill whenever that helps meet a tight `itl_ms` (`mell-slo`)."""
     fixed_roles: dict[str, Literal["mixed", "prefill", "decode"]] = {}  # noqa: RUF012  a Struct copies it
-    """Roles by worker instead, `--role w0=prefill` each; the others are mixed."""
+    """Fixed roles by worker, one `--role w0=prefill` each; all other workers are mixed."""
     decision_log: Annotated[str | None, msgspec.Meta(examples=["/var/lib/melld/decisions.jsonl"])] = None
-    """A file for all decisions: docs/decision-log.md."""
+    """File that every decision is logged to: docs/decision-log.md."""
     stories_kept: Annotated[int, msgspec.Meta(ge=0)] = 1000
-    """How many ended requests `melld why` remembers, some KiB each."""
+    """Finished requests that `melld why` remembers, a few KiB each."""
 
 
 class PrioritiesConfig(Table, frozen=True, kw_only=True):
-    """High (`priority` below 0), normal (0) and low requests: docs/scheduling.md."""
+    """High (`priority` below 0), normal (0) and low priority requests: docs/scheduling.md."""
 
     headroom: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.25
-    """Part of a worker's room and pace that others leave to the high ones there, if they find room elsewhere."""
+    """Fraction of a worker's memory and speed reserved for its high priority requests while others fit elsewhere."""
     age_s: PositiveSeconds = 60.0
-    """Each such wait lifts a request by a class."""
+    """A waiting request rises one priority class each time this elapses."""
     hole_s: Seconds = 2.0
-    """How long moves may take that make room for a large request; 0: none are made."""
+    """Time limit for moves that make room for a large request; 0: never move requests for that."""
     suspend: bool = True
-    """Suspend a low request where a high one finds no room otherwise."""
+    """Suspend a low priority request if a high priority one fits no other way."""
 
 
 class TargetsConfig(Table, frozen=True, kw_only=True):
-    """The promise to each request; `mell-slo` keeps as few workers awake as keep it."""
+    """Latency targets per request; `mell-slo` keeps only as many workers awake as it takes to meet them."""
 
     itl_ms: Annotated[PositiveMilliseconds | None, msgspec.Meta(examples=[50.0])] = None
-    """Longest mean time between two tokens of a request.  In each step prompts get what decoding leaves of it (of twice
-    as much with `mell-slo`).  Default, for `mell-slo` alone: 50 ms, or twice a lone step where that is longer."""
+    """Maximum mean time between a request's tokens.  In each step, prefill gets the time that decoding leaves of it (of
+    twice as much with `mell-slo`).  Default, with `mell-slo` only: 50 ms, or twice a lone request's step if longer."""
     ttft_s: PositiveSeconds = 2.0
-    """Longest time until the first token; four times what the prompt takes alone, if that is longer."""
+    """Maximum time to first token, or four times what the prompt takes alone if that is longer."""
     attainment: Annotated[float, msgspec.Meta(ge=0.5, lt=1)] = 0.99
-    """Part of the requests that `mell-slo` aims to serve so."""
+    """Fraction of requests for which `mell-slo` aims to meet both targets."""
     shed: bool = False
-    """When all workers are busy, send requests away (503) whose first token can no longer come in time."""
+    """When all workers are busy, reject (503) requests whose first token would already be late."""
 
     @property
     def itl_s(self) -> float | None:
@@ -188,40 +189,37 @@ class TargetsConfig(Table, frozen=True, kw_only=True):
 
 
 class MigrationConfig(Table, frozen=True, kw_only=True):
-    """The moves of running requests."""
+    """How running requests are moved."""
 
     checksum: bool = False
-    """Compare copied blocks with the source's; a mismatch cancels the move."""
+    """Verify copied blocks against the source; a mismatch cancels the move."""
     link_bytes_per_s: Annotated[int | str | None, msgspec.Meta(examples=["2GiB"])] = None
-    """Most that may be copied from one worker to another per second: `"2GiB"`."""
-    boundaries: Literal["auto", "saved", "default"] = "auto"
-    """Limits for moves: `auto`, as measured at the first start while idle; `saved`, by `melld profile`; `default`,
-    generous figures."""
+    """Maximum copy rate from one worker to another, per second: `"2GiB"`."""
     step_slowdown: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    """How much longer, as a fraction, steps may become by tokens of moves."""
+    """How much recomputing moved tokens may lengthen a step, as a fraction."""
     max_moves_per_link: Positive = 4
-    """Most moves at a time from one worker to another."""
+    """Maximum concurrent moves from one worker to another."""
 
     @property
     def link_limit_bytes_per_s(self) -> float | None:
-        """Return the limit of a link's copies as a number, or None for no limit."""
+        """Return the copy rate limit of a link, or None for no limit."""
         if self.link_bytes_per_s is None:
             return None
         return float(parse_bytes(self.link_bytes_per_s, "migration.link_bytes_per_s"))
 
 
 class IdleConfig(Table, frozen=True, kw_only=True):
-    """A worker that is not needed first sleeps: its process stays, and answers at once.  Then its process ends."""
+    """An idle worker first sleeps (its process stays and wakes instantly), then its process exits."""
 
     sleep_after_s: Annotated[Seconds | None, msgspec.Meta(examples=[60.0])] = None
-    """Seconds without requests after which a worker sleeps.  Default: 60; `mell-slo`: as long as staying awake costs
-    less than being woken."""
+    """Seconds without requests before a worker sleeps.  Default: 60; with `mell-slo`, as long as staying awake costs
+    less than waking up again."""
     stop_after_s: Seconds = 240.0
-    """Seconds asleep after which its process ends; longer if it was needed again soon. Of several models: dozing; 0:
-    none dozes."""
+    """Seconds asleep before its process exits; longer if it was recently needed soon after stopping.  With several
+    models, seconds of dozing; 0: never doze."""
     host_cache_bytes: Annotated[int | str | None, msgspec.Meta(examples=["64GiB"])] = None
-    """Of several models on GPUs: the machine's memory for weights of those that doze, by vLLM's sleep mode; their
-    requests move by tokens. Default: none dozes."""
+    """With several models on GPUs: host memory for the weights of dozing models, by vLLM's sleep mode; requests then
+    move by tokens.  Default: never doze."""
 
     @property
     def cached_bytes(self) -> int:
@@ -230,17 +228,17 @@ class IdleConfig(Table, frozen=True, kw_only=True):
 
 
 class HealthConfig(Table, frozen=True, kw_only=True):
-    """The signs of a hung worker, which is killed and replaced."""
+    """When to consider a worker hung; hung workers are killed and replaced."""
 
     ping_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """How long it may leave pings unanswered while it neither computes nor reads; else `step_timeout_s`."""
+    """Time without a ping reply while the worker neither computes nor reads; otherwise `step_timeout_s` applies."""
     step_timeout_s: PositiveSeconds = 300.0
-    """How long one step may take."""
+    """Maximum duration of a step."""
     load_stall_s: PositiveSeconds = 300.0
-    """How long one that loads its model may neither compute nor read anything."""
+    """Time without any computing or reading while the worker loads its model."""
     steady_after_s: Seconds = 120.0
-    """How long one that has died must work to be trusted again.  Until then each death doubles the wait for its next
-    start, from 1 to 60 s, and it gets only what no other has room for."""
+    """How long a restarted worker must run without dying before it is trusted again.  Until then it only gets requests
+    that fit nowhere else, and each death doubles the delay before its next start, from 1 to 60 s."""
 
 
 class Config(Table, frozen=True, kw_only=True):
@@ -248,7 +246,7 @@ class Config(Table, frozen=True, kw_only=True):
 
     model: ModelConfig
     models: tuple[ModelConfig, ...] = ()
-    """`[[models]]`, in place of `[model]`, which then is the first of them."""
+    """`[[models]]` instead of `[model]`; `model` is then the first of them."""
     server: ServerConfig = ServerConfig()
     devices: DevicesConfig = DevicesConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -261,11 +259,11 @@ class Config(Table, frozen=True, kw_only=True):
 
     @property
     def served(self) -> tuple[ModelConfig, ...]:
-        """Return all models, the one that requests without a model's name get first."""
+        """Return all models, the default for requests that name none first."""
         return self.models or (self.model,)
 
     def alone(self, model: ModelConfig) -> "Config":
-        """Return what one of the models, by itself, would be served with."""
+        """Return the configuration for serving one of the models by itself."""
         idle = self.idle
         if model.keep_alive_s is not None and len(self.served) == 1:
             idle = IdleConfig(sleep_after_s=model.keep_alive_s, stop_after_s=0.0)

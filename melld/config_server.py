@@ -1,4 +1,4 @@
-"""The API's part of the configuration: where it listens, who may call it, and its limits."""
+"""API configuration: where it listens, who may call it, and its limits."""
 
 from typing import Annotated
 
@@ -8,103 +8,103 @@ from melld.config_values import DIGEST, MIB, SECRET, Port, Positive, PositiveSec
 
 
 class ClientConfig(Table, frozen=True, kw_only=True):
-    """`[[server.clients]]`: a key with a name, and how urgent its requests are."""
+    """`[[server.clients]]`: a named key and the priority of its requests."""
 
     key: Annotated[str, msgspec.Meta(examples=[DIGEST], extra=SECRET)]
-    """Its digest."""
+    """Digest of the key."""
     name: str
-    """For the status and the decision log.  Keys with one name are one client."""
+    """Name in the status and the decision log.  Keys that share a name count as one client."""
     priority: Priority | None = None
-    """Of requests that ask for none.  Default: 0, or the most urgent that they may ask for."""
+    """Priority of requests that set none.  Default: 0, or the most urgent one allowed."""
     min_priority: Priority | None = None
-    """The most urgent that they may ask for.  Default: `[server] min_priority`, or `priority` if that is lower."""
+    """Most urgent priority allowed.  Default: `[server] min_priority`, or `priority` if that is lower."""
 
 
 class ServerConfig(Table, frozen=True, kw_only=True):
-    """The HTTP API with its limits, and the control socket."""
+    """The HTTP API, its limits, and the control socket."""
 
     host: str = "127.0.0.1"
-    """Where the API listens.  Beyond loopback it needs a key.  A socket unit overrides it and `port`."""
+    """Address to listen on.  Anything beyond loopback requires a key.  A socket unit overrides this and `port`."""
     port: Port = 8000
-    """TCP port; 0 takes a free one."""
+    """TCP port; 0: any free port."""
     api_key_file: Annotated[str | None, msgspec.Meta(examples=["/etc/melld/api-keys"], extra=SECRET)] = None
-    """A file with a key per line, plain or as `sha256:` and its hex digest."""
+    """File with one key per line, plain or as `sha256:` plus its hex digest."""
     api_keys: Annotated[tuple[str, ...], msgspec.Meta(examples=[[DIGEST]], extra=SECRET)] = ()
-    """Such digests; plain keys belong in `api_key_file`."""
+    """Digests of keys; plain keys belong in `api_key_file`."""
     clients: Annotated[
         tuple[ClientConfig, ...],
         msgspec.Meta(examples=[[{"key": DIGEST, "name": "chat", "priority": -1}]], extra=SECRET),
     ] = ()
-    """Keys with names, as `[[server.clients]]`: `key` (such a digest), `name`, `priority` of requests that ask for
-    none, `min_priority`."""
+    """Named keys, as `[[server.clients]]`: `key` (a digest), `name`, `priority` (of requests that set none),
+    `min_priority`."""
     allowed_origins: Annotated[tuple[str, ...], msgspec.Meta(examples=[["https://chat.example.org"]])] = ()
-    """Origins whose web pages may call the API (CORS), or `["*"]` for all.  The page at `/` needs none."""
+    """Origins whose web pages may call the API (CORS), or `["*"]` for all.  The dashboard at `/` needs none."""
     allowed_methods: tuple[str, ...] = ("*",)
-    """Methods that they may use."""
+    """HTTP methods allowed for those origins."""
     allowed_headers: tuple[str, ...] = ("*",)
-    """Headers that they may send, beside `Content-Type`."""
+    """Request headers allowed for those origins, besides `Content-Type`."""
     allow_credentials: bool = False
-    """Let them send cookies, which a proxy before melld may ask for."""
+    """Let those origins send cookies, which a proxy in front of melld may require."""
     allow_remote_without_key: bool = False
-    """Listen beyond loopback even without a key."""
+    """Allow listening beyond loopback without a key."""
     runtime_directory: Annotated[str | None, msgspec.Meta(examples=["/run/melld"])] = None
-    """Directory of the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`, else `$XDG_RUNTIME_DIR/melld`, else
+    """Directory for the control socket, mode 0700.  Default: `$RUNTIME_DIRECTORY`, then `$XDG_RUNTIME_DIR/melld`, then
     `/tmp/melld-<uid>`."""
     max_body_bytes: Positive = 8 * MIB
-    """Largest body, also after decompression (413)."""
+    """Maximum body size (413)."""
     max_audio_bytes: Positive = 25 * MIB
-    """Largest body of `/v1/audio/*` (413)."""
+    """Maximum body size for `/v1/audio/*` (413)."""
     max_header_bytes: Positive = 8 << 10
-    """Largest header (431)."""
+    """Maximum header size (431)."""
     max_headers: Positive = 128
-    """Most headers (431)."""
+    """Maximum number of headers (431)."""
     header_timeout_s: PositiveSeconds = 10.0
-    """How long a client may take to send the headers (408)."""
+    """Time limit for receiving the headers (408)."""
     body_timeout_s: PositiveSeconds = 30.0
-    """How long it may take to send the body (408)."""
+    """Time limit for receiving the body (408)."""
     max_concurrent_requests: Positive = 1024
-    """Most calls that run or wait at a time (429)."""
+    """Maximum calls running or waiting at once (429)."""
     max_queued_requests: Positive = 1024
-    """Most requests that wait (429)."""
+    """Maximum requests waiting in the queue (429)."""
     queue_deadline_s: PositiveSeconds = 300.0
-    """How long a request may wait for room before it begins (503)."""
+    """Maximum time in the queue before a request starts (503)."""
     min_priority: Annotated[int | None, msgspec.Meta(examples=[0])] = None
-    """The most urgent `priority` that clients may ask for; lower goes first.  Default: 0 with several keys."""
+    """Most urgent `priority` that clients may set; lower goes first.  Default: 0 with several keys."""
     max_stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 256
-    """Most answers of `/v1/responses` that are kept for a key; 0 stores none."""
+    """Maximum `/v1/responses` results stored per key; 0: store none."""
     max_stored_response_bytes: Positive = 16 * MIB
-    """Most bytes of them, with their prompts."""
+    """Maximum bytes of stored responses per key, prompts included."""
     max_prompts_per_call: Positive = 256
-    """Most prompts in one call."""
+    """Maximum prompts per call."""
     max_texts_per_call: Positive = 2048
-    """Most texts in one call that embeds, scores, classifies or pools them."""
+    """Maximum texts per embedding, scoring, classification or pooling call."""
     max_choices: Positive = 128
-    """Largest `n`."""
+    """Maximum `n`."""
     max_prompt_logprobs: Positive = 10_000
-    """Most prompt tokens times (logprobs + 1) of a call."""
+    """Maximum prompt tokens times (logprobs + 1) per call."""
     max_repeated_prompt_tokens: Positive = 1_000_000
-    """Most prompt tokens times `n`."""
+    """Maximum prompt tokens times `n`."""
     max_message_parts: Positive = 3000
-    """Most messages, parts and tool calls of a call."""
+    """Maximum messages, content parts and tool calls per call."""
     max_tool_arguments: Positive = 1 << 19
-    """Most characters in the arguments of a conversation's tool calls."""
+    """Maximum characters in the arguments of a conversation's tool calls."""
     max_stop_strings: Positive = 64
-    """Most stop strings in one call."""
+    """Maximum stop strings per call."""
     max_json_depth: Positive = 64
-    """Deepest nesting in a body."""
+    """Maximum nesting depth of a body."""
     max_constraint_bytes: Positive = 128 << 10
-    """Largest constraint on an output, such as a JSON schema."""
+    """Maximum size of an output constraint, such as a JSON schema."""
     constraint_cpu_s: PositiveSeconds = 2.0
-    """CPU time to compile a constraint (400)."""
+    """CPU time limit for compiling a constraint (400)."""
     slow_reader_s: PositiveSeconds = 30.0
-    """How long a client may leave its stream unread before it ends."""
+    """Time a client may leave its stream unread before melld ends it."""
     keep_alive_comment_s: PositiveSeconds = 15.0
-    """Silence after which a stream gets a comment line, so that no proxy cuts it."""
+    """A stream silent for this long gets a comment line, so that proxies do not cut it."""
     keep_alive_s: PositiveSeconds = 75.0
-    """How long an idle connection stays open."""
+    """Time an idle connection stays open."""
     extra_roles: Annotated[tuple[str, ...], msgspec.Meta(examples=[["critic"]])] = ()
-    """Roles that the chat template knows beside OpenAI's."""
+    """Roles that the chat template supports besides OpenAI's."""
     allow_internal_media_urls: bool = False
-    """Fetch images named by URL from addresses that are not public, too."""
+    """Also fetch media from URLs with non-public addresses."""
     drain_s: Seconds = 30.0
-    """How long requests may continue after SIGTERM."""
+    """Time running requests may take to finish after SIGTERM."""

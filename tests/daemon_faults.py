@@ -20,7 +20,6 @@ TASKS = (
     "failures",
     "epochs",
     "idle workers",
-    "boundaries",
 )
 """Those of a daemon with one model that go on to its end and cost no stream."""
 
@@ -78,7 +77,6 @@ def inject(directory: Path) -> None:
     from melld.daemon import lifecycle
     from melld.daemon.town.tenant import Tenant
     from melld.daemon.watch import Watch
-    from melld.driver.boundaries import BoundaryKeeper
     from melld.driver.news import News
     from melld.engine.fleet.hung import HungWorkers
     from melld.engine.fleet.reports import Reports
@@ -112,14 +110,6 @@ def inject(directory: Path) -> None:
         faults.reach("outputs")
         return original(prompt_logprobs, step)
 
-    def make(original: Any, keeper: Any, fleet: Any, planner: Any, settings: Any, clock: Any) -> None:
-        def reached() -> float:
-            faults.in_task("boundaries")
-            return float(clock())
-
-        original(keeper, fleet, planner, settings, reached)
-
     replace(asyncio.Queue, "get", get)
     replace(News, "tell", tell)
     replace(PromptLogprobs, "sift", sift)
-    replace(BoundaryKeeper, "__init__", make)

@@ -33,7 +33,7 @@ class Admission:
         why_closed: Callable[[], str | None],
         known_clients: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Take `why_closed`, which says in a few words why no call is admitted, or None if calls are."""
+        """Take `why_closed`, which returns a short reason why no call is admitted, or None."""
         self._max_concurrent = max_concurrent
         self._why_closed = why_closed
         self._known_clients = known_clients
@@ -60,10 +60,10 @@ class Admission:
         """
         check_open(self.why_closed())
         if len(self._calls) >= self._max_concurrent():
-            message = f"{len(self._calls)} requests are running already"
+            message = f"{len(self._calls)} requests are already running"
             raise Refusal(429, message, code="too_many_requests", headers=RETRY_AFTER)
         if self._calls_of[client] >= self.share(client):
-            message = f"{self._calls_of[client]} requests of this key are running already"
+            message = f"{self._calls_of[client]} requests of this key are already running"
             raise Refusal(429, message, code="too_many_requests_of_key", headers=RETRY_AFTER)
 
     def share(self, client: str) -> int:
@@ -96,7 +96,7 @@ class Admission:
                 self._idle.set()
 
     def begin_drain(self) -> None:
-        """Admit no more calls; running ones go on."""
+        """Stop admitting calls; running ones continue."""
         if self.door is Door.OPEN:
             self.door = Door.DRAINING
 
@@ -143,7 +143,7 @@ def check_open(why_closed: str | None) -> None:
         Refusal: 503.
     """
     if why_closed is not None:
-        raise Refusal(503, f"not serving now: {why_closed}", code="unavailable", headers=RETRY_AFTER)
+        raise Refusal(503, f"not accepting requests: {why_closed}", code="unavailable", headers=RETRY_AFTER)
 
 
 def shutting_down() -> Refusal:

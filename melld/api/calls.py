@@ -113,14 +113,14 @@ def _tokenize(body: dict[str, Any]) -> BaseModel:
 _SCORE = _pooling(
     ScoreRequest,
     ScoreResponse,
-    "Score pairs of texts, with a model that scores or embeds",
+    "Score pairs of texts with a scoring or embedding model",
     serving="serving_scores",
     api="Score",
 )
 _RERANK = _pooling(
     Rerank,
     RerankAnswer,
-    "Sort texts by their relevance (Cohere's and Jina's form)",
+    "Rank texts by relevance (Cohere and Jina format)",
     serving="serving_scores",
     api="Rerank",
 )
@@ -130,7 +130,7 @@ CALLS = {
     "/v1/chat/completions": _of(
         ChatCompletionRequest,
         ChatCompletionResponse,
-        "Answer a conversation (OpenAI Chat Completions)",
+        "Chat completion (OpenAI)",
         serving="openai_serving_chat",
         method="create_chat_completion",
         api="Chat Completions",
@@ -138,7 +138,7 @@ CALLS = {
     "/v1/completions": _of(
         CompletionRequest,
         CompletionResponse,
-        "Continue a text (OpenAI Completions)",
+        "Text completion (OpenAI)",
         serving="openai_serving_completion",
         method="create_completion",
         api="Completions",
@@ -146,7 +146,7 @@ CALLS = {
     "/v1/responses": _of(
         ResponsesRequest,
         ResponsesResponse,
-        "Answer (OpenAI Responses)",
+        "Create a response (OpenAI)",
         serving="openai_serving_responses",
         method="create_responses",
         api="Responses",
@@ -156,7 +156,7 @@ CALLS = {
     "/v1/messages": _of(
         AnthropicMessagesRequest,
         AnthropicMessagesResponse,
-        "Answer a conversation (Anthropic Messages)",
+        "Create a message (Anthropic)",
         serving="anthropic_serving_messages",
         method="create_messages",
         api="Messages",
@@ -166,7 +166,7 @@ CALLS = {
     "/v1/messages/count_tokens": _of(
         AnthropicCountTokensRequest,
         AnthropicCountTokensResponse,
-        "Count a conversation's tokens (Anthropic)",
+        "Count the tokens of a message (Anthropic)",
         serving="anthropic_serving_messages",
         method="count_tokens",
         engine=False,
@@ -177,7 +177,7 @@ CALLS = {
     "/v1/embeddings": _pooling(
         EmbeddingRequest,
         EmbeddingResponse,
-        "Embed texts, with an embedding model",
+        "Embed texts with an embedding model",
         plain=EmbeddingCompletionRequest,
         serving="serving_embedding",
         api="Embeddings",
@@ -185,7 +185,7 @@ CALLS = {
     "/v2/embed": _pooling(
         CohereEmbedRequest,
         CohereEmbedResponse,
-        "Embed texts (Cohere's form)",
+        "Embed texts (Cohere format)",
         serving="serving_embedding",
         api="Embeddings",
     ),
@@ -197,7 +197,7 @@ CALLS = {
     "/classify": _pooling(
         ClassificationRequest,
         ClassificationResponse,
-        "Classify texts, with a classification model",
+        "Classify texts with a classification model",
         plain=ClassificationCompletionRequest,
         serving="serving_classification",
         api="Classification",
@@ -205,7 +205,7 @@ CALLS = {
     "/pooling": _pooling(
         PoolingRequest,
         PoolingResponse,
-        "A pooling model's vectors: of texts, or of their tokens",
+        "Pool texts or their tokens into vectors with a pooling model",
         plain=PoolingCompletionRequest,
         serving="serving_pooling",
         api="Pooling",
@@ -213,7 +213,7 @@ CALLS = {
     "/v1/audio/transcriptions": _of(
         TranscriptionRequest,
         TranscriptionResponse | TranscriptionResponseVerbose,
-        "Write down what is said",
+        "Transcribe speech",
         serving="openai_serving_transcription",
         method="create_transcription",
         api="Transcriptions",
@@ -222,14 +222,14 @@ CALLS = {
     "/v1/audio/translations": _of(
         TranslationRequest,
         TranslationResponse | TranslationResponseVerbose,
-        "Write down what is said, in English",
+        "Translate speech into English text",
         serving="openai_serving_translation",
         method="create_translation",
         api="Translations",
         hears=True,
     ),
     "/tokenize": Call(
-        summary="Text into tokens",
+        summary="Convert text to tokens",
         takes=TokenizeChatRequest | TokenizeCompletionRequest,
         gives=TokenizeResponse,
         parse=_tokenize,
@@ -242,7 +242,7 @@ CALLS = {
     "/detokenize": _of(
         DetokenizeRequest,
         DetokenizeResponse,
-        "Tokens into text",
+        "Convert tokens to text",
         serving="serving_tokenization",
         method="create_detokenize",
         engine=False,

@@ -1,8 +1,8 @@
-// -- chat: a conversation with one model, which this page alone keeps ----------------------------------------------------
+// -- chat: a conversation with one model, kept only in this page ----------------------------------------------------
 
 let turns = [], answering = null, offered = "";
 
-// Whether a request of the daemon's is this conversation's: its id holds the call's.
+// Is this request part of the conversation? Its id contains the call's.
 function isMine(id) { return answering !== null && answering.call !== "" && id.includes(answering.call); }
 
 function chat(status) {
@@ -12,7 +12,7 @@ function chat(status) {
   if (served !== offered) { offered = served; offer(); }
 }
 function where(mine) {
-  if (mine.worker === null) return "Your request waits for room.";
+  if (mine.worker === null) return "Your request is queued.";
   const facts = [`Your request is on ${mine.worker}`, `${size(mine.kv_bytes)} of KV`];
   if (mine.moving_to) facts.push(`moving to ${mine.moving_to}`);
   if (mine.moves) facts.push(`moved ${mine.moves}×`);
@@ -27,7 +27,7 @@ async function offer() {
     at("chat-model").replaceChildren(...ids.map((id) => new Option(id, id, false, id === chosen)));
     at("chat").hidden = !ids.length && !turns.length;
   } catch {
-    offered = "";  // asked again with the next status
+    offered = "";  // retry with the next status
   }
 }
 function withKey() {
@@ -52,7 +52,7 @@ async function send() {
   const { content, spoke } = answering.shown;
   if (content) conversation.push({ role: "assistant", content });
   else conversation.pop();
-  if (!spoke && conversation === turns) at("chat-text").value ||= text;  // to be sent again
+  if (!spoke && conversation === turns) at("chat-text").value ||= text;  // so it can be sent again
   answering.shown.end(answering.ended.signal.aborted);
   answering = null;
   busy(false);
@@ -81,7 +81,7 @@ async function answer(call) {
   if (response.status === 401) ask(true);
   if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message ?? `HTTP ${response.status}`);
   call.call = response.headers.get("x-request-id") ?? "";
-  look();  // a short answer would be over before the next status
+  look();  // a short response would be over before the next status
   for await (const event of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
     call.shown.take(event);
@@ -99,7 +99,7 @@ async function* events(body) {
   }
 }
 
-// An answer on the page: its reasoning, folded, its text, and how fast both came.
+// A response on the page: folded reasoning, text, and speed.
 class Answer {
   content = "";
   #asked_ms = performance.now();
@@ -136,7 +136,7 @@ class Answer {
     this.#figures.before(make("div", "failed", message));
   }
   end(stopped) {
-    this.#tell(stopped ? "stopped" : this.#why === "length" ? "ended at its limit" : "");
+    this.#tell(stopped ? "stopped" : this.#why === "length" ? "length limit reached" : "");
   }
   #tell(how = "") {
     const facts = [];
@@ -148,7 +148,7 @@ class Answer {
   }
 }
 
-// Keep the end in view, unless its reader has gone back.
+// Keep the end in view unless the reader has scrolled back.
 let following = 0;
 function follow() {
   const log = at("chat-log");

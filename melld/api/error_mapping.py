@@ -61,12 +61,12 @@ def answer_to(error: BaseException, parameters: frozenset[str] = frozenset()) ->
     if isinstance(error, ValidationError):
         return _answer_to_validation(error)
     if isinstance(error, EngineDeadError):
-        message = "no worker can serve this request now"
+        message = "no worker can serve this request right now"
         return Answer(503, message, code="no_worker", headers={"Retry-After": str(RETRY_AFTER_S)})
     if isinstance(error, NOT_FETCHED):
         why = str(error)[:MAX_MESSAGE_CHARACTERS] or "it took too long"
         param = next((name for name in _PROMPTS if name in parameters), None)
-        return Answer(502, f"media of the request could not be fetched: {why}", code="media_not_fetched", param=param)
+        return Answer(502, f"media in the request could not be fetched: {why}", code="media_not_fetched", param=param)
     if is_known(error):
         return answer_in(create_error_response(error), parameters)
     return Answer(500, "Internal server error", code="internal_error")
@@ -104,7 +104,9 @@ def _dead_end(parameters: frozenset[str]) -> Answer | None:
     limit = next((name for name in _LIMITS if name in parameters), None)
     if structure is None or limit is None:
         return None
-    return Answer(400, f"{limit} leaves no token with which {structure} could go on", code="invalid_value", param=limit)
+    return Answer(
+        400, f"{limit} leaves no token with which {structure} could continue", code="invalid_value", param=limit
+    )
 
 
 def answer_in(response: ErrorResponse, parameters: frozenset[str] = frozenset()) -> Answer:
@@ -164,7 +166,7 @@ def _said_of_entry(errors: list[Any]) -> str:
     meant = [one for one in errors if one["loc"][:2] not in others]
     if not meant:
         types = ", ".join(one["ctx"]["expected"] for one in not_meant)
-        return f"entry {errors[0]['loc'][0]} is of no known type: use one of {types}"
+        return f"entry {errors[0]['loc'][0]} has an unknown type: use one of {types}"
     lines = []
     for one in meant:
         number, *place = [part for part in map(str, one["loc"]) if not part[:1].isupper()]  # without the type's class
@@ -176,7 +178,7 @@ def _said_of_entry(errors: list[Any]) -> str:
 _FINER = (
     (re.compile("maximum (context|model) length"), "context_length_exceeded", _PROMPTS),
     (re.compile("a media URL leads"), "internal_media_url", ("messages", "input", "prompt")),
-    (re.compile("media of the request cannot be decoded"), "media_not_decoded", ("messages", "input", "prompt")),
+    (re.compile("media in the request cannot be decoded"), "media_not_decoded", ("messages", "input", "prompt")),
     (re.compile("not a multimodal model"), None, ("messages", "input", "prompt")),
     (re.compile("at least one prompt|prompt cannot be empty|empty conversation"), None, ("prompt", "input")),
     (re.compile(r"Token id \d+ is out of vocab"), None, ("prompt", "input", "messages", "tokens")),

@@ -51,7 +51,7 @@ class Keys(msgspec.Struct, frozen=True):
         return {client.owner for client in self.clients.values()} or {Client().owner}
 
     def client_of(self, presented: str | None) -> Client | None:
-        """Return who presents this key, nobody in particular if none is needed; None for a wrong key.
+        """Return the client for this key, an anonymous one if none is required, or None for a wrong key.
 
         Every key is compared, in constant time.
         """
@@ -74,7 +74,7 @@ def load_keys(config: ServerConfig, credential: Path | None = None) -> Keys:
     if config.api_key_file is not None:
         found = parse_keys(_read(Path(config.api_key_file)), config.api_key_file)
         if not found:
-            raise ConfigError("[server.api_key_file]", f"{config.api_key_file} holds no key")
+            raise ConfigError("[server.api_key_file]", f"{config.api_key_file} contains no key")
         digests += found
     if credential is not None:
         digests += parse_keys(_read(credential, may_lack=True), str(credential))
@@ -97,9 +97,9 @@ def parse_keys(text: str, where: str) -> list[bytes]:
         if not key or key.startswith("#"):
             continue
         if key.lower().startswith(_PREFIX) and not _DIGEST.fullmatch(key):
-            raise ConfigError(f"{where}, line {number}", f"{_PREFIX} is followed by something other than 64 hex digits")
+            raise ConfigError(f"{where}, line {number}", f"{_PREFIX} must be followed by 64 hex digits")
         if not key.isprintable():
-            raise ConfigError(f"{where}, line {number}", "the key holds a control or invisible character")
+            raise ConfigError(f"{where}, line {number}", "the key contains a control or invisible character")
         digests.append(_digest(key))
     return digests
 

@@ -1,4 +1,4 @@
-"""The models that calls may ask, and which one a call asks.
+"""The models that calls may use, and which one a call uses.
 
 Owns the choice.  A model's names are its own and those of its adapters.
 """
@@ -47,7 +47,7 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
     found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
     if found is None:
         known = ", ".join(name for one in models for name in one.names)
-        message = f"The model `{name[:200]}` does not exist; there are: {known}"
+        message = f"The model `{name[:200]}` does not exist; available: {known}"
         raise Refusal(404, message, code="model_not_found", param="model")
     return found
 
@@ -58,7 +58,7 @@ def _knows(model: AskedModel, name: str) -> bool:
 
 
 async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
-    """Return what `/v1/models` says of each name: vLLM's card, and the model's state."""
+    """Return the `/v1/models` entry of each name: vLLM's card plus the model's state."""
     found: list[dict[str, Any]] = []
     for model in models:
         known = model.status()

@@ -99,22 +99,22 @@ class Looked(NamedTuple):
 
 
 LOOKED: dict[str, Looked] = {
-    "/": Looked(None, "The page for people, which shows /status live", "text/html", open=True),
+    "/": Looked(None, "Dashboard that shows /status live", "text/html", open=True),
     "/health": Looked(Health, "Liveness: the daemon's event loop runs", open=True),
-    "/ready": Looked(Readiness, "Readiness: 503 with the reason while no request is served", open=True),
-    "/version": Looked(Versions, "Versions of melld and of vLLM"),
-    "/metrics": Looked(None, "Metrics in Prometheus' text format", "text/plain"),
-    "/status": Looked(DaemonStatus, "Workers and requests now"),
+    "/ready": Looked(Readiness, "Readiness: 503 with the reason if no request can be served", open=True),
+    "/version": Looked(Versions, "Versions of melld and vLLM"),
+    "/metrics": Looked(None, "Metrics in Prometheus text format", "text/plain"),
+    "/status": Looked(DaemonStatus, "Current workers and requests"),
     "/openapi.json": Looked(None, "This document"),
-    "/v1/models": Looked(ModelList, "The models that are served"),
+    "/v1/models": Looked(ModelList, "Served models"),
     "/v1/models/{model}": Looked(ModelCard, "One model"),
 }
 
 _STORED, _CANCEL = ASKED
 STORED: dict[tuple[str, str], Looked] = {
-    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, complete or still being made"),
-    (_STORED, "delete"): Looked(Deleted, "Forget a stored response, and end the work for it"),
-    (_CANCEL, "post"): Looked(ResponsesResponse, "End the work for a response in the background"),
+    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, complete or in progress"),
+    (_STORED, "delete"): Looked(Deleted, "Delete a stored response, cancelling it if it is running"),
+    (_CANCEL, "post"): Looked(ResponsesResponse, "Cancel a background response"),
 }
 
 
@@ -131,7 +131,7 @@ def openapi_document() -> bytes:
         "info": {
             "title": "melld",
             "version": version("melld"),
-            "description": "Bodies that vLLM checks have vLLM's models; docs/api.md says what differs.",
+            "description": "Bodies that vLLM validates use vLLM's models; docs/api.md lists the differences.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -172,7 +172,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
 
 
 def _say_who_goes_first(takes: dict[str, Any], components: dict[str, Any]) -> None:
-    """Add the fields by which a request says how urgent it is, to each form of a body."""
+    """Add the priority fields to every request body."""
     for form in takes.get("anyOf", [takes]):
         components[form["$ref"].rpartition("/")[2]]["properties"] |= {
             "service_tier": {"enum": [*TIERS, None]},
@@ -211,8 +211,8 @@ def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {media_type: {"schema": schemas[path, "takes"]}}},
         "responses": {
             "200": {"description": "Done, or the stream has started", "content": content},
-            "4XX": _error("The request is at fault", call.dialect),
-            "5XX": _error("The server is at fault, or busy: Retry-After says when to try again", call.dialect),
+            "4XX": _error("The request is invalid", call.dialect),
+            "5XX": _error("Server error, or server busy: Retry-After says when to retry", call.dialect),
         },
     }
 
@@ -221,7 +221,7 @@ def _page(path: str, page: Looked, schemas: dict[tuple[str, str], Any], side: st
     schema = schemas.get((path, side), {"type": "object" if page.media_type == "application/json" else "string"})
     responses = {
         "200": {"description": page.summary, "content": {page.media_type: {"schema": schema}}},
-        "4XX": _error("No such page, a wrong method, or no key", Dialect.OPENAI),
+        "4XX": _error("Not found, method not allowed, or missing key", Dialect.OPENAI),
     }
     if path == "/ready":
         responses["503"] = {"description": "Not ready", "content": responses["200"]["content"]}

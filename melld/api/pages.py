@@ -57,7 +57,7 @@ async def ready(daemon: ApiContext, _rest: str) -> web.Response:
     reason = daemon.why_not_ready()
     if reason is None:
         degraded = ", ".join(daemon.troubled())
-        why = {"reason": f"degraded: a task failed and is started again: {degraded}"} if degraded else {}
+        why = {"reason": f"degraded: a task failed and is being restarted: {degraded}"} if degraded else {}
         return _json(json.dumps({"status": "ready", **why}).encode())
     said = json.dumps({"status": "not ready", "reason": reason}).encode()
     return _json(said, status=503, headers={"Retry-After": "1"})

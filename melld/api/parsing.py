@@ -142,7 +142,7 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
     """Validate one item, unless an earlier one was wrong."""
     assert info.context is not None
     if info.context.get("wrong"):
-        raise PydanticCustomError(NOT_LOOKED_AT, "not looked at: an entry before it is wrong")
+        raise PydanticCustomError(NOT_LOOKED_AT, "not checked: an earlier entry is invalid")
     most = MAX_ACTIONS if isinstance(item, dict) and "actions" in item else MAX_INNER_VALUES
     if _holds_more_than(item, most):
         raise bad(info.field_name or "body", f"an entry may hold at most {most} objects and lists")
@@ -180,7 +180,7 @@ def _check_tokens(values: list[Any], name: str) -> None:
     if values and isinstance(values[0], list) and len(values) <= MANY_TEXTS:
         inner = [one for one in values if isinstance(one, list)]
         if sum(map(len, inner)) > SMALL and not all(map(_are_tokens, inner)):
-            raise bad(name, f"{name} holds something other than lists of tokens")
+            raise bad(name, f"{name} must contain only lists of tokens")
     elif len(values) > SMALL and not _are_tokens(values):
         if not _are_words(values) or name not in _OF_TEXTS:
             raise bad(name, f"{name} with more than {SMALL} entries must be a list of tokens")
@@ -205,7 +205,7 @@ def _check_arguments(values: dict[str, Any], name: str) -> None:
     if name == "logit_bias":
         digits = all(key.isdecimal() for key in chain(values) if isinstance(key, str))
         if len(values) > SMALL and not (digits and set(map(type, values.values())) <= {int, float}):
-            raise bad(name, f"{name} with more than {SMALL} entries must give a number for each token")
+            raise bad(name, f"{name} with more than {SMALL} entries must have one number per token")
     elif len(values) + inner > SMALL:
         raise bad(name, f"{name} may hold at most {SMALL} values")
 

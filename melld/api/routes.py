@@ -26,7 +26,7 @@ def route_of(path: str) -> tuple[str, str]:
         rest, slash, verb = route.removeprefix(_RESPONSES).partition("/")
         route = f"{_RESPONSES}{{response_id}}{slash}{verb}"
     if not any(route in table for table in (CALLS, PAGES, ASKED)):
-        raise Refusal(404, f"there is nothing at this path{_hint(path)}", code="unknown_path")
+        raise Refusal(404, f"no such path{_hint(path)}", code="unknown_path")
     return route, rest
 
 

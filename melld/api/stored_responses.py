@@ -1,4 +1,4 @@
-"""The answers of `/v1/responses` that clients may ask for again, go on from, or cancel while they are made.
+"""Stored `/v1/responses` results that clients can fetch, continue from, or cancel.
 
 Owns them, each as the JSON that its client got, in the daemon's memory: of each key's the latest, bounded in count and
 in bytes.  No key sees another's.
@@ -120,7 +120,7 @@ class StoredResponses:
         """
         found = self._of[owner].get(response_id)
         if found is None:
-            message = f"there is no response {response_id[:200]} of this key, or it is no longer kept"
+            message = f"no response {response_id[:200]} for this key, or it is no longer stored"
             raise Refusal(404, message, code="response_not_found", param=param)
         return found
 
@@ -132,7 +132,7 @@ class StoredResponses:
         """
         found = self.find(owner, response_id)
         if found.events is None:
-            raise bad("stream", "only a response made in the background as a stream is streamed again")
+            raise bad("stream", "only a streamed background response can be streamed again")
         if after is not None and not after.isdecimal():
             raise bad("starting_after", "starting_after is the sequence_number of an event")
         return found.follow(-1 if after is None else int(after))
@@ -145,13 +145,13 @@ class StoredResponses:
         """
         found = self._of[owner].get(response_id)
         if found is not None and not found.is_done:
-            message = f"the response {response_id} is still being made"
+            message = f"the response {response_id} is still in progress"
             raise Refusal(409, message, code="response_in_progress", param="request_id")
 
     def put(self, owner: bytes, response_id: str, stored: Stored) -> None:
         """Keep an answer.
 
-        Drop the oldest that there is no room for, but none that is still being made, and those of keys that are gone.
+        Drop the oldest that there is no room for, but none that is still in progress, and those of keys that are gone.
         """
         for gone in self._of.keys() - self._owners():
             del self._of[gone]
@@ -195,7 +195,7 @@ class StoredResponses:
         for kept in self._of.values():
             for one in kept.values():
                 if one.is_elsewhere:
-                    one.fail(Answer(500, "the daemon that made it has ended", code="daemon_ended"))
+                    one.fail(Answer(500, "the daemon that was generating it has exited", code="daemon_ended"))
 
     def cancel(self, owner: bytes, response_id: str) -> bytes:
         """End the work for an answer, and return it; return one that has been cancelled before.
@@ -205,17 +205,17 @@ class StoredResponses:
         """
         found = self.find(owner, response_id)
         if not found.background:
-            message = "only a response made in the background can be cancelled: close the connection of another"
+            message = "only a background response can be cancelled; to cancel any other, close its connection"
             raise Refusal(400, message, code="not_in_background", param="response_id")
         if not found.is_done:
             found.end(status="cancelled")
             _stop(found)
         elif (status := found.said()["status"]) != "cancelled":
-            raise Refusal(409, f"the response is {status} already", code="response_done", param="response_id")
+            raise Refusal(409, f"the response is already {status}", code="response_done", param="response_id")
         return found.body
 
     def delete(self, owner: bytes, response_id: str) -> bytes:
-        """Forget an answer, and end the work for it; return what OpenAI's service says then.
+        """Delete a response, cancelling it if it is running; return what OpenAI's service returns.
 
         Raises:
             Refusal: 404.

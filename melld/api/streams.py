@@ -162,22 +162,19 @@ class KeepAlive:
     def __init__(self, exchange: Exchange, silence_s: float) -> None:
         self._exchange = exchange
         self._silence_s = silence_s
-        self._commenting: asyncio.Task[None] | None = None
+        self._sign = PING if exchange.dialect is Dialect.ANTHROPIC else COMMENT
 
     def __enter__(self) -> None:
-        self._commenting = asyncio.get_running_loop().create_task(self._comment(), name="keep a stream alive")
+        self._wait()
 
     def __exit__(self, *_: object) -> None:
-        assert self._commenting is not None
-        self._commenting.cancel()
+        self._timer.cancel()
 
-    async def _comment(self) -> None:
-        response, writer = self._exchange.response, self._exchange.request.writer
-        sign = PING if self._exchange.dialect is Dialect.ANTHROPIC else COMMENT
-        assert response is not None
-        with contextlib.suppress(ConnectionError):  # the client has left: the writer of the events gets the error
-            while True:
-                written_bytes = writer.output_size
-                await asyncio.sleep(self._silence_s)
-                if writer.output_size == written_bytes:
-                    await response.write(sign)
+    def _wait(self) -> None:
+        self._written_bytes = self._exchange.request.writer.output_size
+        self._timer = asyncio.get_running_loop().call_later(self._silence_s, self._look)
+
+    def _look(self) -> None:
+        if self._exchange.request.writer.output_size == self._written_bytes:
+            self._exchange.comment(self._sign)
+        self._wait()

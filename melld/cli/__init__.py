@@ -30,22 +30,21 @@ class SubCommand(NamedTuple):
 
 
 COMMANDS: Mapping[str, SubCommand] = {
-    "serve": SubCommand("melld.cli.serve", "serve models until told to stop"),
+    "serve": SubCommand("melld.cli.serve", "serve models until stopped"),
     "status": SubCommand("melld.cli.status", "show workers and requests, once or live (also: ps)"),
     "models": SubCommand("melld.cli.models", "list the served models, loaded or not"),
-    "load": SubCommand("melld.cli.load", "load one of several models before it is asked"),
-    "unload": SubCommand("melld.cli.unload", "free the memory of one of several models"),
-    "why": SubCommand("melld.cli.why", "tell what happened to a request, when, and why"),
+    "load": SubCommand("melld.cli.load", "load one of several models ahead of its first request"),
+    "unload": SubCommand("melld.cli.unload", "unload one of several models"),
+    "why": SubCommand("melld.cli.why", "explain what happened to a request, when and why"),
     "migrate": SubCommand("melld.cli.migrate", "move a running request to another worker"),
-    "drain": SubCommand("melld.cli.upkeep.drain", "take a worker out of service, and free its device"),
-    "profile": SubCommand("melld.cli.profile", "measure what moves may cost on this machine"),
-    "resume": SubCommand("melld.cli.upkeep.resume", "take a drained worker into service again"),
-    "renew": SubCommand("melld.cli.upkeep.renew", "replace the daemon by one of newer code or settings, without loss"),
-    "run": SubCommand("melld.cli.borrowing.command", "lend a device to a program for as long as it runs"),
-    "check-config": SubCommand("melld.cli.check_config", "say whether a configuration can be used"),
+    "drain": SubCommand("melld.cli.upkeep.drain", "take a worker out of service and free its device"),
+    "resume": SubCommand("melld.cli.upkeep.resume", "return a drained worker to service"),
+    "renew": SubCommand("melld.cli.upkeep.renew", "replace the daemon with newer code or settings, without downtime"),
+    "run": SubCommand("melld.cli.borrowing.command", "lend a device to a program while it runs"),
+    "check-config": SubCommand("melld.cli.check_config", "validate a configuration"),
     "simulate": SubCommand("melld.cli.simulation.command", "try scheduling policies on a trace, without GPUs"),
-    "install-service": SubCommand("melld.cli.install_service", "write melld's systemd units, or remove them"),
-    "demo-model": SubCommand("melld.cli.demo_model", "write a tiny model to try the daemon with"),
+    "install-service": SubCommand("melld.cli.install_service", "install or remove melld's systemd units"),
+    "demo-model": SubCommand("melld.cli.demo_model", "create a tiny model for trying melld"),
 }
 SYNONYMS: Mapping[str, str] = {"ps": "status"}
 """Names that other servers use for the same command."""
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(parser)
         arguments, unknown = parser.parse_known_args(words[1:])
         if unknown:
-            parser.error(f"unknown: {' '.join(unknown)}{_flag_near(unknown[0], parser)}")
+            parser.error(f"unknown argument: {' '.join(unknown)}{_flag_near(unknown[0], parser)}")
         make_importable()
         _encode_output(json=getattr(arguments, "json", False))
         code = int(module.run(arguments))
@@ -106,7 +105,7 @@ def _command(words: Sequence[str]) -> str:
             return SYNONYMS[word]
         if not word.startswith("-") and word not in COMMANDS:
             hint = did_you_mean(HINTS.get(word, word), COMMANDS) or f": {', '.join(COMMANDS)}"
-            parser.error(f"there is no command {word!r}{hint}")
+            parser.error(f"unknown command {word!r}{hint}")
     return str(parser.parse_args(words).command)
 
 
@@ -125,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     listing = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="melld",
-        description="An LLM serving daemon that keeps running requests packed on as few GPUs as possible.",
-        epilog=f"commands:\n{listing}\n\n`melld COMMAND --help` says more.",
+        description="An LLM serving daemon that keeps running requests packed onto as few GPUs as possible.",
+        epilog=f"commands:\n{listing}\n\nRun `melld COMMAND --help` for details.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"melld {__version__}")

@@ -21,9 +21,9 @@ NO_ANSWER = (ConfigError, NoDaemon, ControlRefused, msgspec.MsgspecError)
 
 
 def describe(parser: argparse.ArgumentParser, does: str, done: str, failed: str, as_json: str) -> None:
-    """Tell `parser` what the command does, its exit codes 0 and 1, what `--json` prints, and the daemon's flags."""
+    """Add a description, the exit codes 0 and 1, `--json` and the daemon's flags to `parser`."""
     parser.description = does
-    parser.epilog = f"Exit codes: 0 {done}, 1 {failed}, 2 bad usage, 3 no daemon to talk to."
+    parser.epilog = f"Exit codes: 0 {done}, 1 {failed}, 2 bad usage, 3 no daemon running."
     parser.add_argument("--json", action="store_true", help=f"print {as_json}")
     add_daemon_flags(parser)
 
@@ -44,7 +44,7 @@ def ask(
     except NO_ANSWER as error:
         return failed(operation, error)
     except UnicodeEncodeError:  # of the question: bytes that the terminal's encoding lacks stand as surrogates in it
-        print(f"melld {operation}: a name is not text in this terminal's encoding", file=sys.stderr)
+        print(f"melld {operation}: a name is not valid in this terminal's encoding", file=sys.stderr)
         return BAD_USAGE
     print(msgspec.json.format(text, indent=2).decode() if arguments.json else in_words(reply))
     return DONE if is_done(reply) else FAILED

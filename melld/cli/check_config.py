@@ -36,12 +36,10 @@ from melld.kvstore.nvml import Nvml
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Check a configuration and the files that it names, and print it with every default filled in."
-    parser.epilog = "Exit codes: 0 usable, 2 not usable; one line then says where and why."
-    parser.add_argument("file", metavar="FILE", nargs="?", help="the same as --config FILE")
-    parser.add_argument(
-        "--quick", action="store_true", help="skip vLLM's own check, which imports vLLM and takes some seconds"
-    )
+    parser.description = "Validate a configuration and the files it names, and print it with all defaults filled in."
+    parser.epilog = "Exit codes: 0 valid, 2 invalid; one line then says where and why."
+    parser.add_argument("file", metavar="FILE", nargs="?", help="same as --config FILE")
+    parser.add_argument("--quick", action="store_true", help="skip vLLM's own check, which takes several seconds")
     parser.add_argument("--json", action="store_true", help="print the configuration as JSON")
     add_config_flags(parser)
 
@@ -51,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.file is not None:
             if arguments.config is not None:
-                raise ConfigError("--config", "does not go together with FILE")
+                raise ConfigError("--config", "cannot be combined with FILE")
             arguments.config = arguments.file
         config = load_config(arguments, os.environ)
         check_policy(config.scheduler.policy)
@@ -69,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         return BAD_USAGE
     for model in config.served:
         if not Path(model.path).is_dir():
-            where = "not a directory here: `melld serve` looks for that name on Hugging Face"
+            where = "not a local directory: `melld serve` will look for it on Hugging Face"
             print(f"melld check-config: note: {model.path} is {where}", file=sys.stderr)
     print(_report(config, moves, as_json=arguments.json))
     if os.geteuid() == 0 and config.server.api_key_file is not None:  # root checks on behalf of the service

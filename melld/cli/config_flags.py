@@ -40,23 +40,25 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "configuration", "Flags override the file.  Any option of `vllm serve` works too: --max-model-len 16k."
     )
-    add_flag(group, "--config FILE", f"the configuration (default: ./{DEFAULT_FILE}, if it exists)")
-    add_flag(group, "--model DIR", "the model to serve: its directory, or its name on Hugging Face")
-    add_flag(group, "--name NAME", "the name that clients call it by")
-    add_flag(group, "--served-model-name NAME", "the names, if there are several", nargs="+")
-    add_flag(group, "--host ADDRESS", "where the API listens (default: 127.0.0.1)")
-    add_flag(group, "--port PORT", "the API's TCP port (default: 8000; 0 takes a free one)", type=int)
-    add_flag(group, "--device DEVICES", "cuda:0,1 (indices or UUIDs), cpu:2 (two of them), or auto: all GPUs, else CPU")
-    add_flag(group, "--kv-bytes SIZE", "KV cache of each CPU device, such as 128MiB; implies --device cpu")
-    cluster = "use the devices of a Ray cluster: auto (the one that this machine has joined) or HOST:PORT of its head"
+    add_flag(group, "--config FILE", f"configuration file (default: ./{DEFAULT_FILE} if it exists)")
+    add_flag(group, "--model DIR", "model to serve: a directory or a Hugging Face name")
+    add_flag(group, "--name NAME", "model name for clients")
+    add_flag(group, "--served-model-name NAME", "one or more model names for clients", nargs="+")
+    add_flag(group, "--host ADDRESS", "API address (default: 127.0.0.1)")
+    add_flag(group, "--port PORT", "API port (default: 8000; 0: any free port)", type=int)
+    add_flag(
+        group, "--device DEVICES", "cuda:0,1 (indices or UUIDs), cpu:2 (two workers), or auto (all GPUs, else CPU)"
+    )
+    add_flag(group, "--kv-bytes SIZE", "KV cache per CPU device, such as 128MiB; implies --device cpu")
+    cluster = "use the devices of a Ray cluster: HOST:PORT of its head, or auto for the one this machine has joined"
     add_flag(group, "--cluster ADDRESS", cluster)
-    add_flag(group, "--api-key-file FILE", "API keys, or their sha256: digests, one a line")
-    keys = "the API keys themselves; every user of this machine can read them in `ps`"
+    add_flag(group, "--api-key-file FILE", "file of API keys or sha256: digests, one per line")
+    keys = "API keys; every user of this machine can see them with `ps`"
     add_flag(group, "--api-key KEY", keys, nargs="+")
     add_flag(group, "--runtime-directory DIR", "directory of the control socket")
     role = "fix a worker's role: --role w0=prefill --role w1=decode (or mixed)"
     add_flag(group, "--role WORKER=ROLE", role, action="append", default=[])
-    any_key = "any other key, with its value in TOML: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'"
+    any_key = "any other key, with a TOML value: --set server.drain_s=5 --set 'model.vllm.dtype=\"float32\"'"
     add_flag(group, "--set TABLE.KEY=VALUE", any_key, action="append", default=[])
     add_vllm_flags(parser)
 
@@ -84,7 +86,7 @@ def number_that(must: str, holds: Callable[[float], bool], kind: type[Any] = flo
 def add_daemon_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags by which an operator command finds the daemon."""
     parser.add_argument("--runtime-directory", metavar="DIR", help="directory of the daemon's control socket")
-    parser.add_argument("--config", metavar="FILE", help="the daemon's configuration, which may name that directory")
+    parser.add_argument("--config", metavar="FILE", help="the daemon's configuration, which may set that directory")
 
 
 def load_config(arguments: argparse.Namespace, environment: Mapping[str, str], *, again: bool = False) -> Config:
@@ -134,7 +136,7 @@ def _config_file(named: str | None, environment: Mapping[str, str]) -> Path | No
 def _read(file: Path, *, again: bool = False) -> str:
     try:
         if again and file.is_fifo():
-            raise ConfigError(str(file), "is a FIFO, which cannot be read again")
+            raise ConfigError(str(file), "is a FIFO and cannot be read again")
         return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read: {error.strerror}") from error
@@ -164,7 +166,7 @@ def _overrides(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
         overrides[key], sources[key] = value, f"--{key.rpartition('.')[2].replace('_', '-')}"
     if arguments.served_model_name is not None:
         if arguments.name is not None:
-            raise ConfigError("--served-model-name", "does not go together with --name")
+            raise ConfigError("--served-model-name", "cannot be combined with --name")
         overrides["model.name"], sources["model.name"] = arguments.served_model_name, "--served-model-name"
     if arguments.api_key is not None:
         overrides["server.api_keys"] = [_digest(key) for key in arguments.api_key]
@@ -182,7 +184,7 @@ def _overrides(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
 def _role(words: str) -> tuple[str, str]:
     worker, _, role = words.partition("=")
     if not worker or "." in worker or role not in ROLES:
-        raise ConfigError("--role", f"{words!r} is not WORKER=ROLE, with a role of {', '.join(ROLES)}")
+        raise ConfigError("--role", f"{words!r} is not WORKER=ROLE with one of the roles {', '.join(ROLES)}")
     return worker, role
 
 
@@ -196,9 +198,9 @@ def _devices(device: str | None, kv_bytes: str | None) -> dict[str, Any]:
     """Return keys of `[devices]`, with the other kind of device unset, so that a flag replaces the file's choice."""
     kind, _, which = (device or "").partition(":")
     if kind not in ("", "auto", "cpu", "cuda") or (which and kind not in ("cpu", "cuda")):
-        raise ConfigError("--device", f"{device!r} is not of the form cuda:0,1 or cpu:2 or auto")
+        raise ConfigError("--device", f"{device!r} is not cuda:0,1, cpu:2 or auto")
     if kv_bytes is not None and kind in ("auto", "cuda"):
-        raise ConfigError("--kv-bytes", f"is for CPU devices; it cannot be combined with --device {device}")
+        raise ConfigError("--kv-bytes", f"applies to CPU devices and cannot be combined with --device {device}")
     if kind == "auto":
         return {"devices.cuda": None, "devices.cpu": None}
     if kind == "cuda":
@@ -214,13 +216,13 @@ def _devices(device: str | None, kv_bytes: str | None) -> dict[str, Any]:
 def _gpus(which: str) -> list[int | str]:
     names = [name.strip() for name in which.split(",")]
     if not all(names):
-        raise ConfigError("--device", "say which GPUs: cuda:0,1 (or auto for all)")
+        raise ConfigError("--device", "no GPUs given: write cuda:0,1 (or auto for all)")
     return [int(name) if name.isdecimal() else name for name in names]
 
 
 def _count(which: str) -> int:
     if not which.isdecimal():
-        raise ConfigError("--device", f"cpu:{which} has no number of CPU devices; write cpu:2, for example")
+        raise ConfigError("--device", f"cpu:{which} is not a number of CPU devices: write cpu:2, for example")
     return int(which)
 
 
@@ -235,5 +237,5 @@ def _assignment(words: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         table = {}
     if set(table) != {"value"}:
-        raise ConfigError(f"--set {key}", f"{text!r} is not a TOML value (a string needs its quotes: '{key}=\"...\"')")
+        raise ConfigError(f"--set {key}", f"{text!r} is not a TOML value (strings need quotes: '{key}=\"...\"')")
     return key, table["value"]

@@ -14,11 +14,11 @@ from melld.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.description = "Write a tiny random Llama with a trained tokenizer and a chat template (about 16 MB)."
+    parser.description = "Create a tiny random Llama with a trained tokenizer and a chat template (about 16 MB)."
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="where to write it; kept as it is if it already holds the model"
+        "directory", metavar="DIR", type=Path, help="output directory; left as is if it already contains the model"
     )
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another model (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the random weights (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a sentence")
 
 

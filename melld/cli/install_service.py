@@ -22,15 +22,15 @@ SYSTEM_DIRECTORY = Path("/etc/systemd/system")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.description = (
-        "Write melld's systemd units.  Nothing is enabled or started: the commands for that are printed.  A file that "
-        "this command did not write, or that was edited since, is left alone."
+        "Write melld's systemd units, and print the commands that enable and start them.  Files that this command did "
+        "not write, or that were edited since, are left alone."
     )
-    parser.epilog = "Exit codes: 0 done, 1 a file is in the way or cannot be written, 2 bad usage."
-    parser.add_argument("--user", action="store_true", help="for this user's service manager, not the system's")
-    parser.add_argument("--dry-run", action="store_true", help="print the actions, and do nothing")
-    parser.add_argument("--remove", action="store_true", help="remove what was written")
+    parser.epilog = "Exit codes: 0 done, 1 a file is in the way or not writable, 2 bad usage."
+    parser.add_argument("--user", action="store_true", help="install for the current user instead of system-wide")
+    parser.add_argument("--dry-run", action="store_true", help="print the actions without performing them")
+    parser.add_argument("--remove", action="store_true", help="remove installed units")
     parser.add_argument(
-        "--root", metavar="DIR", type=Path, default=Path("/"), help="install below this directory, to build an image"
+        "--root", metavar="DIR", type=Path, default=Path("/"), help="install below this directory, for building images"
     )
 
 
@@ -75,7 +75,7 @@ class _Act:
                 directory.mkdir(parents=True)
 
     def write(self, path: Path, text: str) -> None:
-        """Write the file atomically: a manager that reads meanwhile never sees half a unit."""
+        """Write the file atomically, so that a service manager never reads half a unit."""
         self._say(f"write  {path}")
         if not self._dry:
             beside = path.with_name(f".{path.name}.new")
@@ -115,7 +115,7 @@ def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
 
 
 def _remove(directory: Path, act: _Act, *, user: bool) -> int:
-    """Remove our own files; report and keep those that somebody has edited."""
+    """Remove files we wrote; report and keep those edited since."""
     found = _found(directory)
     foreign = _foreign(found)
     for path in found:
@@ -123,7 +123,7 @@ def _remove(directory: Path, act: _Act, *, user: bool) -> int:
             act.remove(path)
     _tell_of(foreign, "it stays")
     if not found:
-        print(f"There are no units of melld in {directory}.")
+        print(f"No melld units found in {directory}.")
         return DONE
     manager = "systemctl --user" if user else "systemctl"
     stop = f"  {manager} stop {' '.join(UNITS)}\n  {manager} disable {' '.join(UNITS)}"
@@ -144,7 +144,7 @@ def _foreign(found: Mapping[Path, str]) -> list[Path]:
 def _tell_of(foreign: Iterable[Path], what: str) -> None:
     for path in foreign:
         print(
-            f"melld install-service: {path} was not written by this command, or was edited since: {what}. "
+            f"melld install-service: {path} was not written by this command or was edited since: {what}. "
             "Move it away, or keep your changes with `systemctl edit`.",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""`melld load`: have a model loaded before it is asked.
+"""`melld load`: load a model ahead of its first request.
 
 Owns the request and the wording.
 """
@@ -16,14 +16,14 @@ PATIENCE_S = 86_400.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    does = "Load one of several models, and return once it can be asked."
-    parser.add_argument("--name", help="serve the model at this path, too, by that name until it is unloaded")
-    takes_model(parser, does, " or, with --name, a path or a name on Hugging Face")
+    does = "Load one of several models, and return once it can serve."
+    parser.add_argument("--name", help="add the model at this path under this name, until it is unloaded")
+    takes_model(parser, does, " or, with --name, a path or a Hugging Face name")
 
 
 def takes_model(parser: argparse.ArgumentParser, does: str, or_else: str = "") -> None:
     """Describe a command that does something with one model."""
-    parser.add_argument("model", metavar="NAME", help=f"as `melld models` lists it{or_else}")
+    parser.add_argument("model", metavar="NAME", help=f"model name as listed by `melld models`{or_else}")
     describe(parser, does, "done", "not done (the daemon says why)", "the model's status as JSON")
 
 

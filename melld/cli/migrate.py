@@ -12,24 +12,24 @@ from melld.control.messages import Migrate
 from melld.migrate.snapshot import Via
 
 DEADLINE_S = 300.0
-_HELD = "it stays there until the worker is drained or ends, or until it is migrated again"
+_HELD = "it stays there until the worker is drained or exits, or until you migrate it again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.add_argument("request", metavar="REQUEST", help="as `melld status` names it, or a part of it")
-    parser.add_argument("worker", metavar="WORKER", help="the worker to move it to")
+    parser.add_argument("request", metavar="REQUEST", help="request id from `melld status`, or part of it")
+    parser.add_argument("worker", metavar="WORKER", help="destination worker")
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--via", choices=[str(via) for via in Via], help="copy its KV, or recompute it from its tokens")
-    early = "copy its KV while its prompt is computed, and hand it over after its first token"
+    way.add_argument("--via", choices=[str(via) for via in Via], help="copy the KV or recompute the tokens")
+    early = "copy KV while the prompt is being computed, and hand the request over after its first token"
     add_flag(way, "--after-first-token", early, action="store_true")
     describe(
         parser,
-        "Move a running request to another worker while its client's stream goes on.  It stays there until that worker "
-        "is drained or ends, or until it is migrated again; naming its present worker keeps it there.",
-        "moved or there already",
+        "Move a running request to another worker without interrupting its stream.  It stays there until that worker "
+        "is drained or exits, or until you migrate it again; naming its current worker pins it there.",
+        "moved or already there",
         "not moved",
-        "the whole report as JSON",
+        "the full report as JSON",
     )
 
 
@@ -53,9 +53,9 @@ def in_words(report: dict[str, Any]) -> str:
         return f"{report['request']} is already on {report['worker']}{held}"
     way = f"{report['request']}: {report['source']} -> {report['destination']} via {report['via']}"
     if report["outcome"] != "committed":
-        return f"{way}: not moved, {report['outcome']} ({report['reason']})"
+        return f"{way}: not moved: {report['outcome']} ({report['reason']})"
     gap_s = report["gap_s"]
-    gap = "no token before it, or none since" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
+    gap = "no token before or after the move" if gap_s is None else f"{gap_s * 1e3:.1f} ms between two tokens"
     copied = f"{report['blocks']} blocks ({report['copied_bytes'] / 2**20:.1f} MiB) in {report['rounds']} rounds"
     return (
         f"{way}: moved in {report['total_s'] * 1e3:.0f} ms; {copied}, {report['copy_s'] * 1e3:.1f} ms; {gap}; {_HELD}"

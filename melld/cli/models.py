@@ -17,8 +17,8 @@ from melld.control.status import DaemonStatus
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    does = "List the served models: loaded ones answer at once, unloaded ones are loaded by a request."
-    describe(parser, does, "shown", "the daemon gave no status", "`served` of docs/status-schema.md")
+    does = "List the served models.  Loaded ones respond immediately; others are loaded by their first request."
+    describe(parser, does, "shown", "the daemon returned no status", "`served` of docs/status-schema.md")
 
 
 def run(arguments: argparse.Namespace) -> int:

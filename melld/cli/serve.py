@@ -25,14 +25,14 @@ LEAST_DESCRIPTORS = 128
 
 
 class TooFewDescriptors(MelldError):
-    """The process may open too few files to serve anybody."""
+    """The limit on open files is too low to serve clients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `melld serve`."""
-    parser.description = "Serve a model in the foreground until SIGTERM or Ctrl-C; running requests may then finish."
-    parser.epilog = "Exit codes: 0 stopped in good order, 1 could not start or had to stop, 2 bad configuration."
-    parser.add_argument("model_word", metavar="MODEL", nargs="?", help="the same as --model MODEL")
+    parser.description = "Serve models in the foreground until SIGTERM or Ctrl-C; running requests may then finish."
+    parser.epilog = "Exit codes: 0 clean shutdown, 1 failed to start or had to stop, 2 bad configuration."
+    parser.add_argument("model_word", metavar="MODEL", nargs="?", help="same as --model MODEL")
     add_config_flags(parser)
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
 
@@ -94,7 +94,7 @@ def with_model(arguments: argparse.Namespace) -> argparse.Namespace:
     """
     if arguments.model_word is not None:
         if arguments.model not in (None, arguments.model_word):
-            raise ConfigError("MODEL", f"is {arguments.model_word}, but --model is {arguments.model}: keep one")
+            raise ConfigError("MODEL", f"is {arguments.model_word} but --model is {arguments.model}: give only one")
         arguments.model = arguments.model_word
     return arguments
 
@@ -105,5 +105,6 @@ def _allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
     if allowed < LEAST_DESCRIPTORS:
         raise TooFewDescriptors(
-            f"it may open {allowed} files, too few to serve anybody: allow {LEAST_DESCRIPTORS} or more (ulimit -Hn)"
+            f"the open file limit of {allowed} is too low to serve clients: raise it to {LEAST_DESCRIPTORS} (ulimit "
+            "-Hn)"
         )

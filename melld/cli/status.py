@@ -22,10 +22,10 @@ WATCH_INTERVAL_S = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.add_argument(
-        "--watch", action="store_true", help="keep updating until Ctrl-C, or until the daemon ends (code 3)"
+        "--watch", action="store_true", help="keep updating until Ctrl-C or until the daemon exits (code 3)"
     )
-    as_json = "docs/status-schema.md's JSON; with --watch, one line per update"
-    describe(parser, "Show the daemon's workers and requests.", "shown", "the daemon gave no status", as_json)
+    as_json = "JSON as in docs/status-schema.md; with --watch, one line per update"
+    describe(parser, "Show the daemon's workers and requests.", "shown", "the daemon returned no status", as_json)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def _decode(text: bytes) -> DaemonStatus:
     try:
         return msgspec.json.decode(text, type=DaemonStatus)
     except msgspec.ValidationError as error:
-        why = f"the daemon's status does not follow schema {SCHEMA}; it may be another version of melld ({error})"
+        why = f"the daemon's status does not match schema {SCHEMA}; it may be another version of melld ({error})"
         raise msgspec.ValidationError(why) from error
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,9 +9,9 @@ import msgspec
 from melld.cli import DONE, FAILED
 from melld.cli.asking import ask, describe
 from melld.control.messages import AskStory
-from melld.decisions.records import Record
+from melld.decisions.records import read
 from melld.decisions.stories import Happened, Line, Story, stories_of
-from melld.errors import UnknownRequest
+from melld.errors import MelldError
 from melld.printable import printable, printable_all
 from melld.scheduler.reasons import Reason
 
@@ -21,13 +20,13 @@ _REASONS = frozenset(Reason)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.add_argument("request", metavar="REQUEST", help="its id or a part of it; it may have ended recently")
-    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of asking the daemon")
+    parser.add_argument("request", metavar="REQUEST", help="id, or part of it, of a running or recent request")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="read a decision log instead of querying the daemon")
     does = (
-        "Print what happened to a request, when, and why: its waits, its workers, its moves, its end.  Times are in "
-        "seconds since it arrived; #N is the event on which it happened, `step` in the decision log."
+        "Print what happened to a request, when and why: waiting, placement, moves, end.  Times are in seconds since "
+        "it arrived; #N is the event that triggered it, `step` in the decision log."
     )
-    describe(parser, does, "done", "unknown request or unreadable log", "the story as JSON")
+    describe(parser, does, "done", "unknown request or unreadable log", "print print the story as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         return ask("why", arguments, (AskStory(request=arguments.request), None), Story, in_words)
     try:
         with arguments.log.open("rb") as file:
-            story = stories_of(_records(file)).story(arguments.request)
-    except (OSError, msgspec.MsgspecError, LookupError, TypeError, ValueError, UnknownRequest) as error:
+            story = stories_of(read(file)).story(arguments.request)
+    except (OSError, LookupError, TypeError, ValueError, MelldError) as error:
         print(f"melld why: {printable(str(error))}", file=sys.stderr)
         return FAILED
     text = msgspec.json.encode(printable_all(msgspec.to_builtins(story)))
@@ -46,20 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _records(file: Iterator[bytes]) -> Iterator[Record]:
-    """Yield the log's records; skip a last line that is cut off."""
-    for line in file:
-        if line.endswith(b"\n"):
-            yield msgspec.json.decode(line, type=Record)
-
-
 def in_words(story: Story) -> str:
-    """Return the story as text for people."""
+    """Return the story as human-readable text."""
     end_s = story.lines[-1].at_s if story.lines else 0.0
     head = f"{story.request}: {'ended' if story.ended else 'running, last event'} {end_s:.3f} s after it arrived"
     lines = [f"{line.at_s:10.3f} s  {_what(line)}  ({_event(line)})" for line in story.lines]
     if story.left_out:
-        lines.insert(1, f"{'':10}    {story.left_out} lines are not kept")
+        lines.insert(1, f"{'':10}    {story.left_out} lines omitted")
     return "\n".join([head, *lines])
 
 
@@ -71,7 +63,7 @@ def _what(line: Line) -> str:
         case Happened.PLACED:
             return f"placed on {line.worker}: {_sentence(line.reason)}"
         case Happened.PROMISED:
-            return f"promised room on {line.worker}, which others leave for it"
+            return f"memory reserved on {line.worker}, while others move away"
         case Happened.MOVE_BEGAN:
             return f"move {way}{by} decided: {_sentence(line.reason)}"
         case Happened.MOVED:
@@ -79,9 +71,9 @@ def _what(line: Line) -> str:
         case Happened.MOVE_CANCELLED:
             return f"move cancelled after {line.took_s or 0:.3f} s, stays on {line.worker}: {_sentence(line.reason)}"
         case Happened.DISPLACED:
-            return f"displaced: {line.source} is gone, its tokens so far are kept"
+            return f"displaced: {line.source} is gone; tokens so far are kept"
         case Happened.SUSPENDED:
-            return f"suspended on {line.source}, its tokens so far are kept: {_sentence(line.reason)}"
+            return f"suspended on {line.source}, tokens so far are kept: {_sentence(line.reason)}"
         case Happened.PREEMPTED:
             return f"preempted: {line.worker} ran out of blocks"
         case Happened.RESUMED:

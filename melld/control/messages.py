@@ -4,14 +4,12 @@ Owns the shapes, without I/O.  An operation is `POST /<name>` with its Struct as
 `ControlErrorBody` with an HTTP status of 400 or more.
 """
 
-import datetime
 import enum
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
-from melld.migrate.boundaries import Boundaries
 from melld.migrate.snapshot import Via
 
 CONTROL_SOCKET = "control.sock"
@@ -126,7 +124,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         """Return the report as one line of text."""
         parts = [f"{self.moved} moved", f"{self.ended} ended"]
-        parts += [f"{self.restarted} to go on elsewhere from their tokens"] if self.restarted else []
+        parts += [f"{self.restarted} to resume elsewhere from their tokens"] if self.restarted else []
         parts += [f"{self.left} left"] if self.left else []
         done = "," if self.outcome is DrainOutcome.DRAINING else f" after {self.total_s:.1f} s:"
         why = f" ({self.reason})" if self.reason else ""
@@ -211,7 +209,7 @@ class RenewalStep(enum.StrEnum):
     """How far a renewal is."""
 
     UNDER_WAY = "under way"
-    RENEWED = "renewed"  # the new daemon takes requests
+    RENEWED = "renewed"  # the new daemon is serving
     KEPT = "kept"  # the old one serves on
 
 
@@ -226,7 +224,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
+    """Load a model, and reply once it can serve.  Answered by `melld.control.status.ModelStatus`."""
 
     model: str
     path: str = ""
@@ -239,54 +237,6 @@ class Unload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str
     now: bool = False
     """End its running requests with an error.  False: wait for their ends."""
-
-
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Report the boundaries of migrations, or measure them.  Answered by `Profiled`."""
-
-    measure: bool = False
-    """Measure them now, which takes at most a minute, and save them; refused while requests run."""
-    model: str = ""
-    """The model whose workers are meant; empty: the first."""
-
-
-class Profiled(msgspec.Struct, frozen=True, kw_only=True):
-    """The boundaries in force, and their origin."""
-
-    boundaries: Boundaries
-    """Links in bytes per epoch, prefill in tokens per epoch; the defaults apply to whatever is not listed."""
-    fingerprint: dict[str, str]
-    """The hardware, model, versions and settings that they depend on."""
-    file: str
-    """File in which they are saved."""
-    measured_unix_s: float | None = None
-    """Time of the measurement; null for the defaults."""
-    took_s: float | None = None
-    """Duration of the measurement."""
-    notes: tuple[str, ...] = ()
-    """Each thing that could not be measured, and why."""
-
-    @property
-    def when(self) -> str:
-        """Return the time of the measurement as text."""
-        if self.measured_unix_s is None:
-            return "defaults: not measured on this machine"
-        at = datetime.datetime.fromtimestamp(self.measured_unix_s, datetime.UTC)
-        return f"measured {at:%Y-%m-%d %H:%M} UTC"
-
-    def in_one_line(self) -> str:
-        """Return the boundaries as one line, for `melld status`."""
-        limits = self.boundaries
-        rates = [count / limits.epoch_s / 2**30 for row in limits.links.values() for count in row.values()]
-        parts = [self.when]
-        if rates:
-            parts.append(f"links {min(rates):.2f} to {max(rates):.2f} GiB/s")
-        if limits.prefill:
-            alone = min(limits.prefill_tokens(worker, 0) for worker in limits.prefill)
-            beside = min(limits.prefill_tokens(worker, 1) for worker in limits.prefill)
-            per_epoch = f"{limits.epoch_s * 1e3:g} ms"
-            parts.append(f"prefill for moves in {per_epoch}: {alone:,} tokens idle, {beside:,} beside a request")
-        return "; ".join(parts)
 
 
 class ControlErrorBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The runtime directory: the place of the daemon's sockets, for its own user alone.
+"""The runtime directory: where the daemon's sockets live, accessible only to its own user.
 
 Owns the directory's name, its mode, the lock that makes the daemon in it the only one, and the control socket in it.
 Never speaks through the socket: `melld.control.server` answers, `melld.control.client` asks.
@@ -34,7 +34,7 @@ class DaemonRunning(MelldError):
     def __init__(self, directory: Path, pid: int | None) -> None:
         who = "another melld" if pid is None else f"another melld (pid {pid})"
         super().__init__(
-            f"{who} runs in {directory}: stop it, or give this one a directory of its own with --runtime-directory"
+            f"{who} runs in {directory}: stop it, or give this one its own directory with --runtime-directory"
         )
         self.directory = directory
         self.pid = pid
@@ -53,6 +53,12 @@ def runtime_directory(configured: str | None, environment: Mapping[str, str]) ->
     if (session := Path(environment.get("XDG_RUNTIME_DIR", ""))).is_absolute():  # else it counts as none
         return session / "melld"
     return Path(f"/tmp/melld-{os.getuid()}")  # noqa: S108  its owner and mode are checked before it is used
+
+
+def state_directory(environment: Mapping[str, str], runtime: Path) -> Path:
+    """Return where files outlive the daemon: the service manager's `$STATE_DIRECTORY`, else the runtime directory."""
+    managed = environment.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(managed) if managed else runtime
 
 
 class ControlSocket:
@@ -104,7 +110,7 @@ def open_control_socket(directory: Path) -> ControlSocket:
     """
     path = directory / CONTROL_SOCKET
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ConfigError("runtime directory", f"{path} is too long for a socket: name a shorter --runtime-directory")
+        raise ConfigError("runtime directory", f"{path} is too long for a socket: choose a shorter --runtime-directory")
     lock = _open_own_directory(directory)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, lock)

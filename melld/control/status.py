@@ -1,7 +1,7 @@
-"""The daemon's state, as `melld status --json` prints it and the control socket answers it.
+"""The daemon's state, as `melld status --json` prints it and the control socket returns it.
 
-Owns the shapes alone, which are a promise to scripts: while `schema` stays the same, fields may be added, but neither
-renamed nor given another meaning.  `docs/status-schema.md` is generated from this file.  Unknown is null, never 0.
+Owns only the types, which are a promise to scripts: while `schema` stays the same, fields may be added, but never
+renamed or given another meaning.  `docs/status-schema.md` is generated from this file.  Unknown is null, never 0.
 """
 
 import enum
@@ -20,40 +20,40 @@ class DaemonState(enum.StrEnum):
     """State of the daemon."""
 
     STARTING = "starting"  # no worker has produced a token yet
-    READY = "ready"  # takes requests
-    DRAINING = "draining"  # takes no new requests
-    STOPPING = "stopping"  # its workers are ending
+    READY = "ready"  # accepts requests
+    DRAINING = "draining"  # accepts no new requests
+    STOPPING = "stopping"  # its workers are exiting
 
 
 class WorkerState(enum.StrEnum):
     """State of a worker."""
 
-    STARTING = "starting"  # its process loads the model; no token yet
+    STARTING = "starting"  # its process is loading the model; no token yet
     READY = "ready"  # runs requests
-    DRAINING = "draining"  # its requests end or move away; takes no new ones
-    ASLEEP = "asleep"  # its process waits, and can serve at once
-    DOZING = "dozing"  # its process waits without weights, which it reads again when needed
-    STOPPING = "stopping"  # its process is ending
-    WAKING = "waking"  # its process starts again; requests placed on it wait
-    DRAINED = "drained"  # an operator took its device; `melld resume` starts it
-    LENT = "lent"  # another program has its device (`melld run`); it starts when that ends
-    WAITING = "waiting"  # another program fills its device; it starts when that has gone
+    DRAINING = "draining"  # its requests finish or move away; accepts no new ones
+    ASLEEP = "asleep"  # its process is idle and can serve immediately
+    DOZING = "dozing"  # its process is idle without weights, which it reloads when needed
+    STOPPING = "stopping"  # its process is exiting
+    WAKING = "waking"  # its process is starting again; requests placed on it wait
+    DRAINED = "drained"  # an operator took it out of service; `melld resume` starts it
+    LENT = "lent"  # its device is lent to another program (`melld run`); it starts when that exits
+    WAITING = "waiting"  # another program fills its device, or its machine is lost; it starts once that is resolved
     STOPPED = "stopped"  # no process; started when needed
-    FAILED = "failed"  # its process died or would not start; `reason` says what comes next
+    FAILED = "failed"  # its process died or failed to start; `reason` says what happens next
 
 
 RESTING = frozenset({WorkerState.ASLEEP, WorkerState.DOZING, WorkerState.STOPPING, WorkerState.STOPPED})
-"""The serving states in which a worker is not needed now."""
+"""Serving states of a worker that is not needed right now."""
 SERVING = RESTING | {WorkerState.READY, WorkerState.WAKING}
-"""States in which a worker runs requests or can be woken for one."""
+"""States of a worker that runs requests or can be woken for one."""
 
 
 class LoanStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that `melld run` lends a worker's device to, and how long it has had it, emptying included."""
+    """The program that `melld run` lent a worker's device to, and for how long, including the time to drain it."""
 
     command: str
     pid: int
-    """Of `melld run`."""
+    """PID of `melld run`."""
     user: str
     age_s: float
 
@@ -70,46 +70,46 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     role: Role = Role.MIXED
     reason: str = ""
-    """Why it is in that state, or why a reading is missing."""
+    """Why the worker is in this state, or why a reading is missing."""
     pid: int | None = None
     capacity_bytes: int | None = 0
-    """Size of its KV cache; 0 until it has been ready, null if its model keeps no KV."""
+    """KV cache size; 0 until the worker has been ready, null if its model keeps no KV."""
     used_bytes: int = 0
-    """KV in use; a block that requests share counts once."""
+    """KV in use; a shared block counts once."""
     total_blocks: int = 0
     used_blocks: int = 0
-    """What the prefix cache alone holds is free."""
+    """Blocks in use; those held only by the prefix cache count as free."""
     reserved_blocks: int = 0
-    """For requests on their way here."""
+    """Reserved for incoming requests."""
     promised_bytes: int = 0
-    """KV kept for a large request that waits."""
+    """KV reserved for a large request that is waiting."""
     freeness_s: float | None = None
-    """How long its free KV lasts as its requests grow."""
+    """How long its free KV will last as its requests grow."""
     running_requests: int = 0
     waiting_requests: int = 0
-    """Requests that it has not begun, or has preempted."""
+    """Requests not started yet, or preempted."""
     max_requests: int = 0
     tokens_per_s: float = 0.0
-    """Output tokens, lately."""
+    """Recent rate of output tokens."""
     step_ms: float | None = None
-    """Median of its latest steps."""
+    """Median of recent steps."""
     memory_bytes: int | None = None
-    """In use on the device, by any process; of a CPU worker, its resident memory."""
+    """Memory in use on the device by any process; for a CPU worker, its resident memory."""
     memory_total_bytes: int | None = None
     power_w: float | None = None
     temperature_c: int | None = None
     utilisation: float | None = None
-    """Part of the time in which the device is busy; of a CPU worker, of one core."""
+    """Fraction of time the device is busy; for a CPU worker, of one core."""
     restarts: int = 0
     size_class: str | None = None
-    """Of its largest request: `T` (or tiny), `S`, `M`, `L`."""
+    """Size class of its largest request: `T` (or tiny), `S`, `M`, `L`."""
     why: str = ""
-    """Why it is awake or not, when it will sleep, how far its drain is."""
+    """Why it is awake or not, when it will sleep, how far it has drained."""
     loan: LoanStatus | None = None
 
 
 def workers_ready(workers: Sequence[WorkerStatus]) -> str:
-    """Return a text on how many workers serve, including those at rest, which are woken when needed."""
+    """Return how many workers serve, as text; resting ones count, as they are woken when needed."""
     serving, resting = (sum(worker.state in which for worker in workers) for which in (SERVING, RESTING))
     return f"{serving} of {len(workers)} workers ready" + (f" ({resting} at rest)" if resting else "")
 
@@ -118,10 +118,10 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A request: one sequence of a call."""
 
     request: str
-    """The client's id, with a suffix for each sequence."""
+    """The client's id plus a suffix per sequence."""
     model: str = ""
     worker: str | None = None
-    """Null while it is queued."""
+    """Null while queued."""
     phase: Phase
     tier: Tier = Tier.DEFAULT
     priority: int = 0
@@ -129,15 +129,14 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int = 0
     kv_bytes: int = 0
-    """A shared block counts for each request."""
+    """Shared blocks count for every request."""
     blocks: int = 0
     age_s: float
     moves: int = 0
     suspensions: int = 0
-    """Times that a request was suspended for an urgent one."""
-    """Times that it was suspended for an urgent request."""
+    """How often it was suspended for a more urgent request."""
     pinned: bool = False
-    """True if an operator sent it to its worker, where it stays."""
+    """True if an operator moved it to its worker, where it stays."""
     moving_to: str | None = None
     moving_step: str | None = None
     """`copying` or `freezing`."""
@@ -146,12 +145,12 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
 class MovingState(enum.StrEnum):
     """State of a move."""
 
-    RUNNING = "running"  # its KV is copied, or its tokens are recomputed
-    DEFERRED = "deferred"  # waits for links or workers
+    RUNNING = "running"  # KV is being copied, or tokens recomputed
+    DEFERRED = "deferred"  # waiting for links or workers
 
 
 class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that is not over; its request counts on both workers."""
+    """A move in progress; its request counts on both workers."""
 
     request: str
     source: str
@@ -164,11 +163,11 @@ class MoveStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`overload`, `drain`, `operator`, ..."""
     deferred_because: str = ""
     age_s: float
-    """Seconds since the decision."""
+    """Seconds since it was decided."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The way from one worker to another."""
+    """The connection from one worker to another."""
 
     source: str
     destination: str
@@ -183,9 +182,9 @@ class ModelState(enum.StrEnum):
     """State of a model."""
 
     LOADED = "loaded"  # a worker has it in memory
-    LOADING = "loading"  # its first worker starts; requests wait for it
+    LOADING = "loading"  # its first worker is starting; requests wait for it
     UNLOADED = "unloaded"  # no worker has it in memory; the next request starts one
-    FAILED = "failed"  # it cannot be served; the reason says why
+    FAILED = "failed"  # it cannot be served; `reason` says why
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,14 +193,14 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The first of `names`."""
     names: tuple[str, ...]
-    """All that clients may call it."""
+    """All names that clients may use."""
     state: ModelState
     reason: str = ""
     """Why it cannot be served."""
     capabilities: tuple[str, ...] = ()
     """`completion`, `embedding`, `vision`, `audio`, `tools`, `thinking`, ...; empty until it has been loaded once."""
     answer_formats: str = ""
-    """The parsers of its tool calls and reasoning, and what chose them."""
+    """Its tool call and reasoning parsers, and how they were chosen."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,14 +209,14 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     worker: str
     state: str
-    """`stopped`, `clearing` (memory is made free for it), `loading`, `ready`, `draining`, `leaving`, `dozing`, or
+    """`stopped`, `clearing` (memory is being freed for it), `loading`, `ready`, `draining`, `leaving`, `dozing`, or
     `failed`."""
     resident_bytes: int = 0
-    """Memory for its weights and all else but lent KV memory."""
+    """Memory for its weights and everything else except lent KV memory."""
     granted_bytes: int = 0
-    """KV memory that it may use now."""
+    """KV memory it may currently use."""
     used_bytes: int = 0
-    """KV memory of its requests."""
+    """KV memory its requests use."""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,26 +224,26 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     memory_bytes: int
-    """What it may hold of weights and KV."""
+    """Limit for weights and KV."""
     free_bytes: int = 0
-    """What may still be granted."""
+    """Memory that can still be granted."""
     arena_bytes: int | None = None
-    """What KV takes now; null where KV memory is not lent."""
+    """Memory that KV takes now; null if KV memory is not lent."""
     models: tuple[TenantStatus, ...] = ()
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Targets, and the part of the requests that met them; those sent away for want of room met none."""
+    """Targets, and the fraction of requests that met them; requests rejected for lack of capacity count as misses."""
 
     itl_target_ms: float | None = None
     ttft_target_s: float = 0.0
     requests: int = 0
     attainment: float | None = None
-    """Part that met both."""
+    """Fraction that met both targets."""
     ttft_attainment: float | None = None
-    """Of the first token alone."""
+    """Fraction that met the time to first token."""
     itl_attainment: float | None = None
-    """Of the pace alone."""
+    """Fraction that met the time between tokens."""
 
 
 class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +252,7 @@ class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     workers: tuple[str, ...]
     reason: str = ""
-    """Why it is lost."""
+    """Why the machine is lost."""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,26 +274,26 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: DaemonState
     renewal: str = ""
     uptime_s: float
-    """Since its start, where counts and sums begin."""
+    """Time since startup; counters and sums start from there."""
     url: str
     policy: str
     queued_requests: int = 0
     warnings: tuple[str, ...] = ()
-    """A sentence each, for the operator."""
+    """One sentence each, for the operator."""
     workers: tuple[WorkerStatus, ...] = ()
     preemptions: int = 0
     suspensions: int = 0
     worker_seconds_awake: float = 0.0
     gpu_hours_saved: float = 0.0
-    """While workers slept or were stopped."""
+    """GPU hours during which workers slept or were stopped."""
     service: ServiceStatus = ServiceStatus()
     roles: str = ""
     """Why the workers have their roles."""
     boundaries: str = ""
-    """Limits for moves; `melld profile --show --json` has the figures."""
+    """Measured limits of links and workers for moves."""
     links: tuple[LinkStatus, ...] = ()
     async_scheduling: str = ""
     """On or off, and why."""
     moves: tuple[MoveStatus, ...] = ()
     requests: tuple[RequestStatus, ...] = ()
-    """Those on workers, then those that wait, each in the order of arrival."""
+    """Requests on workers, then queued ones, each in order of arrival."""

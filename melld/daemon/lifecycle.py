@@ -31,7 +31,7 @@ from melld.daemon.renewal.succession import Succession
 from melld.daemon.settings import in_words
 from melld.daemon.systemd import Notifier, Supervision, keep_told, take_supervision
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import let_devices, make_parts, prepare_frontends
+from melld.daemon.wiring import make_parts, prepare_frontends
 from melld.engine.fleet.place import Place
 from melld.engine.hub import check_hub
 from melld.engine.pin import check_vllm_version
@@ -119,7 +119,7 @@ class Daemon:
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> bool:
-        """Start the workers beside the front ends' imports; return False if told to stop meanwhile."""
+        """Start the workers while the front ends are imported; return False if told to stop in the meantime."""
         progress = preflight.StartProgress(self._places, self._say, self._parts.template.progress)
         progress.begun(self.config)
         saying = asyncio.ensure_future(progress.run())
@@ -147,12 +147,13 @@ class Daemon:
         if self._parts.cluster is not None:
             await self._parts.cluster.check()
         preparing = asyncio.ensure_future(asyncio.to_thread(prepare_frontends, self._parts))
-        if (landlord := self._parts.landlord) is not None:
+        if len(self._parts.models) > 1:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
-            if divided := await let_devices(self._parts, self.config, prepared):
+            read = {model: one for model, (one, _) in zip(self._parts.models, prepared, strict=True)}
+            if divided := await self._parts.letting.begin(self.config, read):
                 self._say(f"melld: {divided}")
-            await landlord.start(progress.became_ready)
+            await self._parts.landlord.start(progress.became_ready)
             return prepared
         if self.succession.before is not None:
             self._parts.template.start()  # else the first worker does, which waits for its device here
@@ -242,7 +243,7 @@ class Daemon:
         (self._abort if self._stop.is_set() else self._stop).set()
 
     async def _reload_at_hang_ups(self) -> None:
-        """Reload at each SIGHUP; tell the service manager of it if the daemon is ready."""
+        """Reload on every SIGHUP, and notify the service manager if the daemon is ready."""
         while True:
             await self._hung_up.wait()
             self._hung_up.clear()
@@ -251,14 +252,14 @@ class Daemon:
             try:
                 log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
             except ConfigError as error:
-                log.error("reload refused, keeping the old configuration: %s", error)
+                log.error("reload rejected, keeping the old configuration: %s", error)
                 self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
             finally:
                 if self._condition.state is DaemonState.READY:
                     self._notifier.send(READY="1")
 
     async def _on_reload(self, _reload: Reload) -> Reloaded:
-        reloaded = await self.settings.reload(None if self._models.are_fixed else self._models)
+        reloaded = await self.settings.reload(None if self._parts.cluster is not None else self._models)
         self._condition.reload_warnings = []
         return reloaded
 
@@ -272,7 +273,7 @@ class Daemon:
         return await self._models.unload(model, now)
 
     async def _speak_for_service(self, speaks: bool) -> None:
-        """Keep the service manager told, or no longer: another daemon is its main process."""
+        """Start or stop notifying the service manager, depending on which daemon is its main process."""
         await self._tasks.cancel("service manager")
         if speaks:
             beat_s, told = self._beat_s, partial(keep_told, self._notifier, self._beat_s, self.watch.beat)
@@ -282,6 +283,6 @@ class Daemon:
 
     def _given_up(self, task: str) -> None:
         """Shut down in an orderly way: without this task no request is answered, so another daemon must take over."""
-        log.error("shutting down, as nothing is answered without '%s'", task)
+        log.error("shutting down: no request can be served without '%s'", task)
         self.failed = True
         self._stop.set()

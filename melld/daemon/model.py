@@ -18,13 +18,11 @@ from melld.daemon.history import History
 from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.stories import Stories
-from melld.driver.boundaries import BoundaryKeeper
-from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
-from melld.engine.fleet.first_start import WorkerStartFailed
+from melld.engine.fleet.first_loads import WorkerStartFailed
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.place import WARM, Place
+from melld.engine.fleet.place import Place
 from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import option_behind
@@ -61,7 +59,7 @@ class Unloaded(MelldError):
     code = "model_unloaded"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"an operator has unloaded {model}: try again later")
+        super().__init__(f"{model} was unloaded by an operator: try again later")
 
 
 class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +70,6 @@ class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
     driver: Driver
     cluster: ClusterView
     idle: IdleWorkers
-    boundaries: BoundaryKeeper
     history: History
     stories: Stories
     why: Explainer
@@ -88,7 +85,7 @@ class ServedModel:
     def __init__(
         self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None, key: str = ""
     ) -> None:
-        """`key`: tells it from a model of its name that was removed and has not ended yet."""
+        """`key`: distinguishes it from a removed model of the same name that is still finishing."""
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]
@@ -139,7 +136,7 @@ class ServedModel:
                 waiter.set_result(None)
 
     def failed(self, why: str, retry_s: float) -> None:
-        """Note that the model could not be loaded and is not tried again for `retry_s`; refuse the calls that wait."""
+        """Note that the model could not be loaded and will not be retried for `retry_s`; refuse the calls that wait."""
         self.failure = f"could not be loaded: {why}"
         told = f"{self.name} {self.failure}"
         self._closed_until_s = asyncio.get_running_loop().time() + retry_s
@@ -178,7 +175,7 @@ class ServedModel:
             self.first_calls -= is_first
 
     async def until_loaded(self) -> None:
-        """Have the model loaded; return once it can be asked.
+        """Have the model loaded; return once it can serve.
 
         Raises:
             ModelNotLoaded: it cannot be loaded, or not within the queue's deadline.
@@ -193,7 +190,7 @@ class ServedModel:
             async with asyncio.timeout(deadline_s):
                 await waiter
         except TimeoutError:
-            why = f"{self.name} could not be loaded within {deadline_s:g} s: there is no room"
+            why = f"{self.name} could not be loaded within {deadline_s:g} s: no room"
             raise ModelNotLoaded(why, 1.0) from None
         finally:
             self.waiting.discard(waiter)
@@ -207,7 +204,6 @@ class ServedModel:
             "token texts": Work(self.frontend.learn_token_texts),
             "epochs": vital(parts.driver.run),
             "idle workers": Work(parts.idle.run),
-            "boundaries": Work(parts.boundaries.run),
         }
 
     def check_queue(self, client: str, priority: int) -> None:
@@ -231,12 +227,12 @@ class ServedModel:
         drain = self.parts.driver.drains.by_worker.get(place.slot.worker)
         if drain is not None:
             gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
-            return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
-        if place.state is WorkerState.FAILED and place.obstacle:
-            return WorkerState.WAITING, place.obstacle
-        if place.state is WorkerState.FAILED and not place.given_up:
-            when = "is not tried again for" if place.is_owned else "starts again in"
-            return place.state, f"{place.detail}; {when} {place.back_off_s:.0f} s"
+            return (gone if drain.is_over else WorkerState.DRAINING), drain.stuck
+        if place.state is WorkerState.WAITING:
+            return place.state, place.life.obstacle
+        if place.state is WorkerState.FAILED and not place.life.given_up:
+            when = "restarts in" if self.parts.fleet.supervisor.owner is None else "will not be retried for"
+            return place.state, f"{place.detail}; {when} {place.life.back_off_s:.0f} s"
         return place.state, place.detail
 
     def why_not_ready(self) -> str | None:
@@ -247,25 +243,24 @@ class ServedModel:
         """Say why requests may not even wait: no worker will be restarted; return None if they may."""
         is_lent, out = self.parts.driver.loans.status_of, (WorkerState.DRAINING, WorkerState.DRAINED)
         return self._why_not(
-            lambda place, state: bool(is_lent(place.slot.worker)) or (state not in out and not place.given_up)
+            lambda place, state: bool(is_lent(place.slot.worker)) or (state not in out and not place.life.given_up)
         )
 
     def _why_not(self, holds: Callable[[Place, WorkerState], bool]) -> str | None:
         if self.failure and asyncio.get_running_loop().time() < self._closed_until_s:
             return f"{self.name} {self.failure}"
-        states = [(place, *self.state_of(place)) for place in self.parts.fleet.places.values()]
-        if any(holds(place, state) for place, state, _ in states):
-            return None
-        told = (
-            f"{place.slot.worker} {state}" + f" ({reason})" * (state is WorkerState.WAITING)
-            for place, state, reason in states
-        )
+        states = ((place, *self.state_of(place)) for place in self.parts.fleet.places.values())
+        told = []
+        for place, state, reason in states:
+            if holds(place, state):  # mostly the first: each call asks
+                return None
+            told.append(f"{place.slot.worker} {state}" + f" ({reason})" * (state is WorkerState.WAITING))
         return f"no worker can serve: {', '.join(told)}"
 
     def status(self) -> ModelStatus:
         """Return what clients and operators may know of the model as a whole."""
         states = [place.state for place in self.parts.fleet.places.values()]
-        if any(state in WARM for state in states):
+        if self.is_warm:
             state = ModelState.LOADED
         elif (reason := self.failure or self.why_not_ready()) is not None and not LOADING.intersection(states):
             return self._status(ModelState.FAILED, reason)

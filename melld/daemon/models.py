@@ -22,7 +22,7 @@ from melld.daemon.devices import kind_of, make_slots
 from melld.daemon.model import ServedModel, Unloaded
 from melld.daemon.sizes import fitted
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import DaemonParts, let_in, make_model
+from melld.daemon.wiring import DaemonParts, make_model
 from melld.errors import ConfigError
 from melld.tasks import Tasks, Work
 
@@ -59,6 +59,8 @@ class Models:
         self._leaving: dict[ServedModel, asyncio.Task[None]] = {}
         self._vllm_metrics: Any = None
         self._can_change = asyncio.Event()
+        self._alone = parts.models[0] if len(parts.models) == 1 else None
+        """The only model that there was at the start, whose tasks bear no name."""
         self.prepared: dict[ServedModel, Prepared] = {}
         """Of each model; filled at the start."""
 
@@ -76,14 +78,17 @@ class Models:
         for model in self.served:
             if model.has_been_warm:
                 await self.open(model)
-        if (landlord := self._parts.landlord) is not None:
-            landlord.serve(self.open)
-            self._tasks.keep("landlord", Work(landlord.run))
+        if self._parts.landlord.tenants:
+            self._begin_landlord()
         prometheus_client.REGISTRY.register(self._vllm_metrics)
         self._can_change.set()
 
+    def _begin_landlord(self) -> None:
+        self._parts.landlord.serve(self.open)
+        self._tasks.keep("landlord", Work(self._parts.landlord.run))
+
     async def open(self, model: ServedModel) -> None:
-        """Make the model's front end, begin its tasks, and wake the calls that wait for it."""
+        """Create the model's front end, start its tasks, and wake the calls waiting for it."""
         from melld.api.app import prepare_serving
 
         await model.open(self._parts.template, self.prepared[model])
@@ -102,20 +107,15 @@ class Models:
             task.cancel()
 
     def close_logs(self) -> None:
-        """Close the decision logs, to which nobody writes any more."""
+        """Close the decision logs after their last writer is done."""
         for model in (*self.served, *self._leaving):
             if model.parts.decisions is not None:
                 model.parts.decisions.close()
 
     def _name_of(self, task: str, model: ServedModel) -> str:
-        return task if self._parts.landlord is None else f"{task} of {model.key}"
+        return task if model is self._alone else f"{task} of {model.key}"
 
     # -- a new configuration ----------------------------------------------------------------------------------------
-
-    @property
-    def are_fixed(self) -> bool:
-        """Return True if none can come or go: one model has all the memory of its devices."""
-        return self._parts.landlord is None
 
     async def prepare(self, config: Config) -> dict[str, Prepared]:
         """Have vLLM read each model that the configuration adds or changes; return it by name.
@@ -135,6 +135,8 @@ class Models:
         for model in fresh:
             preflight.check_model(model.path)
         fitted(config, self._parts.gpus)
+        if fresh and not self._parts.landlord.tenants:
+            self._parts.letting.check_adoption(config, self.served[0])
         kind = kind_of(self._parts.gpus)
         return {model.names[0]: prepare(config.alone(model), kind) for model in fresh}
 
@@ -142,6 +144,10 @@ class Models:
         """Serve the models of the configuration, of which those to add are prepared, and those loaded by hand."""
         config, before = self._with_those_by_hand(config), list(self.served)
         self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
+        if prepared and not self._parts.landlord.tenants:
+            others = [vllm_config for vllm_config, _ in prepared.values()]
+            self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]][0], others)
+            self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
         removed = [model for index, model in enumerate(before) if index not in kept]
         for model in removed:
@@ -161,10 +167,10 @@ class Models:
         Raises:
             ConfigError: there is one of that name, or it cannot be served.
         """
-        if self.are_fixed:
-            raise ConfigError("load", "one [model] has all the memory: several are [[models]] from the start")
+        if self._parts.cluster is not None:
+            raise ConfigError("load", "a cluster serves one model")
         if any(name in (*model.names, *(one.name for one in model.lora)) for model in self._configured()):
-            raise ConfigError("load", f"there is a model {name!r}")
+            raise ConfigError("load", f"model {name!r} already exists")
         self._by_hand[name] = ModelConfig(path=path, name=name)
         try:
             prepared = await self.prepare(config)
@@ -190,22 +196,21 @@ class Models:
 
     def _with_those_by_hand(self, config: Config) -> Config:
         """Return the configuration with the models that were loaded by hand, unless it names one like them."""
-        names = {name for model in config.models for name in model.names}
-        models = (*config.models, *(model for name, model in self._by_hand.items() if name not in names))
+        names = {name for model in config.served for name in model.names}
+        models = (*config.served, *(model for name, model in self._by_hand.items() if name not in names))
         return msgspec.structs.replace(config, model=models[0], models=models)
 
     def _follow(self, model: ServedModel, config: Config) -> ServedModel:
         """Have a served model follow its new settings."""
         if config.model != model.parts.config.model:
             model.parts = msgspec.structs.replace(model.parts, config=config)
-            let_in(self._parts, model, self.prepared[model][0], is_known=True)
+            self._parts.letting.follow(model, self.prepared[model][0])
         return model
 
     def _make(self, config: Config, wanted: ModelConfig, prepared: Prepared) -> ServedModel:
         from melld.api.guards.media import follow_no_redirects
 
         landlord, number, name = self._parts.landlord, next(self._numbers), wanted.names[0]
-        assert landlord is not None
         count = max(len(config.models), 2)
         slots = make_slots(config.alone(wanted), list(self._parts.gpus), os.environ, number, count)
         made = make_model(config.alone(wanted), slots, self._parts.shared, self._condition, count)
@@ -213,7 +218,7 @@ class Models:
         self.prepared[model] = prepared
         if getattr(prepared[1], "allowed_media_domains", None):
             follow_no_redirects()
-        let_in(self._parts, model, prepared[0])
+        self._parts.letting.let_in(model, prepared[0])
         self.watch(model)
         landlord.load_if_room(model)
         return model
@@ -224,7 +229,6 @@ class Models:
 
     async def _end(self, model: ServedModel) -> None:
         """Let the model go when its calls have ended."""
-        assert self._parts.landlord is not None
         await self._parts.landlord.departures.dismiss(self._parts.landlord.tenants[model.key])
         del self.prepared[model]
         model.failure = ""

@@ -1,4 +1,4 @@
-"""Other programs that fill a worker's GPU: who they are, and that the worker waits until they have gone.
+"""Detects other programs that fill a worker's GPU; the worker waits until they are gone.
 
 Owns what a worker needs to find free.  `kvstore.capacity` says how much a running one gives way.
 """
@@ -7,9 +7,9 @@ import contextlib
 
 import psutil
 
-from melld.control.status import WorkerState
+from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place
-from melld.engine.fleet.restarts import Restarts
+from melld.engine.fleet.supervisor import Supervisor
 from melld.kvstore.capacity import is_filled
 from melld.kvstore.device_reading import DeviceReading
 
@@ -17,18 +17,18 @@ VLLM_PART = 0.92
 """The part of a GPU that vLLM wants to find free at a start, unless it is told otherwise."""
 
 
-def look_for_obstacle(place: Place, restarts: Restarts, reading: DeviceReading) -> None:
+def look_for_obstacle(place: Place, supervisor: Supervisor, reading: DeviceReading) -> None:
     """Keep a worker that could not start from trying again while other programs fill its GPU."""
     part = float(place.slot.spec.engine_arguments.get("gpu_memory_utilization", VLLM_PART))
     if not is_filled(reading, part):
-        if place.obstacle:
-            restarts.let_go(place)
-    elif place.state is WorkerState.FAILED and (place.failed_starts or place.obstacle):
-        restarts.hold(place, f"{occupants(reading)} of {place.slot.device}, of which it needs {part:.0%}")
+        if place.life.obstacle:
+            supervisor.unblock(place)
+    elif place.life.state is State.FAILED and (place.life.failed_starts or place.life.obstacle):
+        supervisor.block(place, f"{occupants(reading)} of {place.slot.device}, of which it needs {part:.0%}")
 
 
 def occupants(reading: DeviceReading) -> str:
-    """Say who holds memory of the GPU beside our processes, the largest first."""
+    """Return the other programs that hold GPU memory, largest first, as text."""
     named = []
     for pid, nbytes in reading.others[:3]:
         with contextlib.suppress(psutil.Error):

@@ -15,8 +15,6 @@ from melld.control.messages import (
     Lend,
     Load,
     Migrate,
-    Profile,
-    Profiled,
     Resume,
     Resumed,
     Unload,
@@ -70,17 +68,17 @@ class ByHand(Protocol):
 
 def operations_of(
     models: Sequence[ServedModel],
-    landlord: LandlordShell | None = None,
+    landlord: LandlordShell,
     machines: Machines | None = None,
     by_hand: ByHand | None = None,
 ) -> dict[str, Operation | Lasting]:
-    """Return the operations behind `melld migrate`, `profile`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
+    """Return the operations behind `melld migrate`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
 
     async def lend(asked: Lend, call: OpenCall) -> None:
         if machines is not None:
-            raise NeverLent("Ray gives out a cluster's devices: `melld drain` a machine, then ask Ray for them")
-        if landlord is not None:
-            raise NeverLent("several models share the devices, which are lent with one model only: see `melld unload`")
+            raise NeverLent("Ray allocates a cluster's devices: `melld drain` a machine, then request them from Ray")
+        if landlord.tenants:
+            raise NeverLent("devices shared by several models cannot be lent: see `melld unload`")
         await models[0].parts.driver.loans.lend(asked, call)
 
     return {**_of_workers(models, machines), **_of_models(models, landlord, by_hand), "lend": Lasting(Lend, lend)}
@@ -91,10 +89,6 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
         driver = _of_worker(models, asked.worker).driver
         way = asked.via, asked.after_first_token
         return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
-
-    async def profile(asked: Profile) -> Profiled:
-        boundaries = model_called(models, asked.model).parts.boundaries
-        return await boundaries.measure() if asked.measure else boundaries.report()
 
     async def drain(asked: Drain) -> Drained:
         if machines is not None and (workers := machines.workers(asked.worker)):
@@ -113,15 +107,12 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
 
     return {
         "migrate": Operation(Migrate, migrate),
-        "profile": Operation(Profile, profile),
         "drain": Operation(Drain, drain),
         "resume": Operation(Resume, resume),
     }
 
 
-def _of_models(
-    models: Sequence[ServedModel], landlord: LandlordShell | None, by_hand: ByHand | None
-) -> dict[str, Operation]:
+def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: ByHand | None) -> dict[str, Operation]:
     async def why(asked: AskStory) -> Story:
         for model in models[:-1]:
             with contextlib.suppress(UnknownRequest):
@@ -133,15 +124,15 @@ def _of_models(
             model = await by_hand.load(asked.path, asked.model)
         else:
             model = model_called(models, asked.model)
-        if landlord is None and model.serving is not None and not model.is_warm:
-            raise ModelNotLoaded(f"{model.name} is served alone: its next request starts a worker", 1.0)
+        if not landlord.tenants and model.serving is not None and not model.is_warm:
+            raise ModelNotLoaded(f"{model.name} is the only model: its next request starts a worker", 1.0)
         await model.until_loaded()
         return model.status()
 
     async def unload(asked: Unload) -> ModelStatus:
         model = model_called(models, asked.model)
-        if landlord is None:
-            raise NotUnloaded("the only model stays loaded: to free memory, stop the daemon or drain workers")
+        if not landlord.tenants:
+            raise NotUnloaded("the only model cannot be unloaded: to free memory, stop the daemon or drain workers")
         if by_hand is None or not await by_hand.unload(model, asked.now):
             await landlord.unload(model, asked.now)
         return model.status()

@@ -66,7 +66,7 @@ class Watch:
         identity: Identity,
         condition: Condition,
         nvml: Nvml | None,
-        landlord: LandlordShell | None = None,
+        landlord: LandlordShell,
         machines: Machines | None = None,
     ) -> None:
         self._models = models
@@ -94,7 +94,7 @@ class Watch:
         self._follow_capacities()
         for model, place in self._places():
             if (read := self._readings.get(place.slot.worker)) is not None and place.slot.uuid is not None:
-                look_for_obstacle(place, model.parts.fleet.supervisor.restarts, read.device)
+                look_for_obstacle(place, model.parts.fleet.supervisor, read.device)
         now_s = time.monotonic()
         for worker, facts in [pair for model in self._models for pair in model.parts.fleet.workers.items()]:
             seen = self._tokens.setdefault(worker, deque(maxlen=RATE_WINDOW + 1))
@@ -129,7 +129,7 @@ class Watch:
                 self._capacities[worker] = read.pid, rule
             if (capacity_bytes := rule.seen(read.device)) is not None:
                 fleet.limit_capacity(worker, capacity_bytes)
-            if rule.gives_way and place.state is WorkerState.ASLEEP and not place.is_owned:
+            if rule.gives_way and place.state is WorkerState.ASLEEP and fleet.supervisor.owner is None:
                 fleet.stop_worker(worker)  # what it holds is of use to nobody but the other program
 
     # -- readiness --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Watch:
             model=self._models[0].name,
             models=self._models[0].names,
             served=tuple(model.status() for model in self._models),
-            devices=self._landlord.devices() if self._landlord is not None else (),
+            devices=self._landlord.devices(),
             machines=self._machines.status() if self._machines is not None else (),
             state=self._condition.state,
             renewal=self._condition.renewal,
@@ -183,7 +183,7 @@ class Watch:
             url=self._identity.url,
             policy=self._identity.policy,
             roles="; ".join(dict.fromkeys(parts.why.roles() for parts in each)),
-            boundaries="; ".join(dict.fromkeys(parts.boundaries.line() for parts in each)),
+            boundaries="; ".join(dict.fromkeys(parts.driver.wanted.boundaries().in_words() for parts in each)),
             links=tuple(link for parts in each for link in parts.why.links()),
             async_scheduling=self._identity.async_scheduling,
             queued_requests=len(queued),
@@ -250,7 +250,7 @@ class Watch:
             power_w=reading.power_w if reading else None,
             temperature_c=reading.temperature_c if reading else None,
             utilisation=reading.utilisation if reading else None,
-            restarts=place.restarts,
+            restarts=place.life.restarts,
             size_class=why.size_class(worker) if blocks else None,
             why=why.why(place),
             loan=model.parts.driver.loans.status_of(worker),

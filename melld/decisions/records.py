@@ -8,10 +8,11 @@ event that caused it: for the end of a move, the one on which the move was decid
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
+from melld.errors import ConfigError
 from melld.ids import NO_EVENT, EventId
 from melld.scheduler import events
 from melld.scheduler.events import AnyCommand, AnyEvent
@@ -52,6 +53,24 @@ PLAIN_FACTS: Mapping[type, Form] = {
 def encode(record: Record) -> bytes:
     """Return the record as one line, with its line feed.  Equal records give equal bytes."""
     return _encoder.encode(record) + b"\n"
+
+
+def read(file: IO[bytes]) -> Iterator[Record]:
+    """Yield a log's records; skip a last line that is cut off.
+
+    Raises:
+        ConfigError: a line is no record.
+    """
+    for number, line in enumerate(file, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            record = msgspec.json.decode(line, type=Record)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{file.name}:{number}", f"not a record of a decision log: {error}") from error
+        if not {"at", "kind"} <= record.keys():
+            raise ConfigError(f"{file.name}:{number}", "not a record of a decision log: it has no `at` or no `kind`")
+        yield record
 
 
 def fact_records(event: AnyEvent, **known: Any) -> list[Record]:

@@ -8,6 +8,8 @@ import logging
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from melld.control.status import WorkerState
 from melld.engine.fleet.fleet import Fleet
 from melld.ids import WorkerId
@@ -26,6 +28,10 @@ class IdleWorkers:
         self._cluster = cluster
         self._clock = clock
         self._idle = Idle(settings)
+
+    def never_stop(self) -> None:
+        """Only put workers to sleep from now on: an owner stops them."""
+        self._idle.settings = msgspec.structs.replace(self._idle.settings, stop_after_s=math.inf)
 
     async def run(self) -> None:
         """Apply the rule every `LOOK_S`, until cancelled."""
@@ -60,5 +66,5 @@ class IdleWorkers:
         ending = self._idle.endings.get(worker)
         if ending is None or math.isinf(ending.at_s):
             return ""
-        kept = ", kept longer because it was soon needed again lately" if ending.kept else ""
-        return f"its process ends in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"
+        kept = ", kept longer because it was recently needed again soon after stopping" if ending.kept else ""
+        return f"its process exits in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"

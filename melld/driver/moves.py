@@ -1,4 +1,4 @@
-"""The moves that the scheduler wants, from its command to their start: the planner at work on the fleet.
+"""Moves the scheduler wants, from command to start: the planner's shell.
 
 Owns what the planner hears (present sizes, open ways, batches) and acts on its answer.  Decides nothing; the executor
 owns the moves that have started.
@@ -10,17 +10,19 @@ owns the moves that have started.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from melld.driver.executor import Executor, Move
 from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger import Holding
+from melld.migrate.boundaries import Boundaries, Segment
 from melld.migrate.migration import MovePace
 from melld.migrate.planner import Deferred, Planner, Start, Wanted
 from melld.migrate.snapshot import Phase, Via
 from melld.migrate.table import MoveState, Outcome
+from melld.migrate.topology import segments_of_machines
 from melld.scheduler import events
 
 log = logging.getLogger("melld.driver")
@@ -57,6 +59,10 @@ class WantedMoves:
         self._planned: dict[RequestId, Via] = {}  # by the planner, for moves under way
         self._without_kv: set[RequestId] = set()
         self._waiters: dict[RequestId, list[asyncio.Future[Move]]] = {}
+        self._assumed = planner.boundaries
+        self._machines: Mapping[WorkerId, str] = {}
+        self._networks: tuple[Segment, ...] = ()
+        """Segments that the machines of these workers share."""
 
     # -- called by the driver ----------------------------------------------------------------------------------------
 
@@ -84,18 +90,22 @@ class WantedMoves:
             cause=command.cause,
         )
         self.planner.ask(wanted, self._clock())
-        if not is_epoch and (start := self.planner.at_once(request, self._batches())) is not None:
-            self._start(start)
+        if not is_epoch:
+            self.planner.respect(self.boundaries())
+            if (start := self.planner.at_once(request, self._batches())) is not None:
+                self._start(start)
 
     def plan(self) -> None:
         """Plan an epoch's moves, all of which have been asked for."""
         for deferred in list(self.planner.waiting.values()):
             self._look_again(deferred.wanted)
+        if not self.planner.is_idle:
+            self.planner.respect(self.boundaries())
         plan = self.planner.epoch({} if self.planner.is_idle else self._batches())
         for start in plan.starts:
             self._start(start)
         for deferred in plan.given_up:
-            self._cancel(deferred, f"it has waited for {self._clock() - deferred.since_s:.0f} s: {deferred.cause}")
+            self._cancel(deferred, f"waiting for {self._clock() - deferred.since_s:.0f} s: {deferred.cause}")
 
     def heard(self, event: events.AnyEvent) -> None:
         """Follow an event after the scheduler has heard of it and before its commands are carried out."""
@@ -109,7 +119,7 @@ class WantedMoves:
                 self.planner.ended(event.request)
                 self._without_kv.discard(event.request)
                 if (deferred := self.planner.drop(event.request)) is not None:
-                    self._forget(deferred, "the request has ended")
+                    self._forget(deferred, "the request has finished")
             case events.WorkerDown():
                 for worker in event.workers:
                     for deferred in self.planner.drop_worker(worker):
@@ -132,9 +142,9 @@ class WantedMoves:
         """Say why the request's move has not started; empty if it has, or if there is none."""
         move, deferred = self._executor.moves.get(request), self.planner.waiting.get(request)
         if deferred is not None:
-            return deferred.cause.value if move is None else "its last move is not over yet"
+            return deferred.cause.value if move is None else "its last move is still in progress"
         queued = move is not None and move.migration.state is MoveState.QUEUED
-        return "others go over the same link" if queued else ""
+        return "other moves use the same link" if queued else ""
 
     def way_of(self, request: RequestId) -> Via | None:
         """Return the way of the request's move, or the planned way of a deferred one; None if there is no move."""
@@ -155,6 +165,16 @@ class WantedMoves:
         future: asyncio.Future[Move] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(request, []).append(future)
         return await future
+
+    def boundaries(self) -> Boundaries:
+        """Return what links and workers were last seen to do for moves."""
+        rates = {ends: link.bytes_per_s for ends, link in self._executor.links.items() if link.bytes_per_s}
+        workers = self._fleet.workers
+        costs = {worker: known for worker, facts in workers.items() if (known := facts.times.costs) is not None}
+        machines = {worker: self._fleet.places[worker].slot.machine for worker in workers}
+        if machines != self._machines:
+            self._machines, self._networks = machines, segments_of_machines(machines)
+        return self._assumed.learned(rates, costs, self._networks)
 
     # -- facts for the planner ---------------------------------------------------------------------------------------
 
@@ -187,10 +207,10 @@ class WantedMoves:
 
     def _may_copy(self, request: RequestId, source: WorkerId, destination: WorkerId) -> bool:
         """Return True if KV can be copied, and between machines, only where it is known how fast."""
-        is_measured = destination in self.planner.boundaries.links.get(source, {})
-        return not self._executor.check_link(request, destination, None) and (
-            is_measured or self._fleet.are_near(source, destination)
-        )
+        if self._executor.check_link(request, destination, None):
+            return False
+        is_known = (link := self._executor.links.get((source, destination))) is not None and link.bytes_per_s > 0.0
+        return is_known or self._fleet.are_near(source, destination)
 
     def _batches(self) -> dict[WorkerId, int]:
         """Return the number of decoding requests on each worker."""

@@ -1,7 +1,7 @@
-"""What a model keeps of a request between two steps, by kinds, and which ways a request that keeps it can move.
+"""The kinds of state that models keep for a request between steps, and how such a request can move.
 
-The one table for all who say so: the refusal of a copy, `melld check-config`, the start, and docs/models.md.  Never
-imports vLLM: `engine/layers.py` reads its descriptions of a model's layers.
+The single table behind refused copies, `melld check-config`, the startup log and docs/models.md.  Never imports vLLM:
+`engine/layers.py` reads its descriptions of a model's layers.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ class Kind(NamedTuple):
     """A kind of memory that a layer keeps."""
 
     told: str
-    """As people read it: KV `with state`; empty for what most models keep."""
+    """Display text, as in `KV with state`; empty for what most models keep."""
     is_copied: bool
-    """Its blocks are known to hold all that the next step needs, so that a move may carry them."""
+    """Its blocks are known to hold everything the next step needs, so a move may copy them."""
     is_bounded: bool = False
-    """It does not grow with the request, or no further than a window."""
+    """It does not grow with the request, or only up to a window."""
 
 
 KINDS = {
@@ -29,15 +29,15 @@ KINDS = {
     "MambaSpec": Kind("state", is_copied=True, is_bounded=True),
     "CrossAttentionSpec": Kind("an encoder's output", is_copied=False, is_bounded=True),
 }
-"""By the class that describes a layer's blocks in vLLM (vllm.v1.kv_cache_interface)."""
-UNTRIED = Kind("KV of a kind with which no move has been tried", is_copied=False)
+"""By vLLM's class for a layer's blocks (vllm.v1.kv_cache_interface)."""
+UNTRIED = Kind("untested kind of KV", is_copied=False)
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The memory of one request on each device of a worker: at most `fixed_bytes`, and `token_bytes` for each token.
+    """The memory of one request on each device of a worker: up to `fixed_bytes`, plus `token_bytes` per token.
 
-    `kinds`: what the layers keep, in order; empty for a model that keeps nothing, as encoders do.
+    `kinds`: what the layers keep, in order; empty if the model keeps nothing, like an encoder.
     """
 
     kinds: tuple[str, ...] = ()
@@ -46,30 +46,30 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def uncopied(kinds: Iterable[str]) -> list[str]:
-    """Return what keeps a request's KV from being copied: what layers of these kinds keep; empty if nothing does."""
+    """Return the kinds that prevent KV from being copied, as text; empty if none does."""
     return [kind.told for kind in map(kind_of, kinds) if not kind.is_copied]
 
 
 def are_known(kinds: Iterable[str]) -> bool:
-    """Return True if the blocks of requests that keep these may be touched at all; else they stay where they are."""
+    """Return True if requests with these kinds can move at all; otherwise they stay where they are."""
     return all(name in KINDS for name in kinds)
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind of this name."""
+    """Return the kind with this name."""
     return KINDS.get(name, UNTRIED)
 
 
 def moves_text(kept: Kept, generates: bool, kv_refusal: str = "", refusal: str = "") -> str:
     """Return how requests of the model move, as in `KV with state, 65 MB + 20 KB a token`.
 
-    `generates`: whether it writes tokens, or pools; `kv_refusal`: why its KV is not copied, whatever the model is;
-    `refusal`: why nothing moves at all.
+    `generates`: True if it generates tokens, False if it pools; `kv_refusal`: why its KV is not copied, whatever the
+    model; `refusal`: why nothing moves at all.
     """
     if refusal or not are_known(kept.kinds):
         return f"none: {refusal or UNTRIED.told}"
     if not generates:
-        return "none: each is answered in one step" + ("" if kept.kinds else ", and no KV is kept")
+        return "none: each finishes in one step" + ("" if kept.kinds else ", without KV")
     if why := ", ".join(uncopied(kept.kinds)) or kv_refusal:
         return f"tokens, not KV ({why})"
     beside = [kind.told for kind in map(kind_of, kept.kinds) if kind.told]

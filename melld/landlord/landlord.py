@@ -163,11 +163,15 @@ class Landlord:
 
     def _loaded(self, event: events.ModelLoaded) -> None:
         instance = self.instances[event.worker]
-        instance.took_s = event.at_s - instance.since_s if instance.state is S.LOADING else 0.0
+        was_let = instance.state is S.LOADING
+        instance.took_s = event.at_s - instance.since_s if was_let else 0.0
         instance.become("loaded", event.at_s)
         instance.idle_since_s = event.at_s
         model = instance.model
         model.resident_bytes = event.resident_bytes or model.resident_bytes
+        if not was_let:  # it was alone before, and may have all that there is
+            ledger = instance.house.ledger
+            model.resident_bytes = min(model.resident_bytes, ledger.memory_bytes - 2 * ledger.granule_bytes)
         if event.block_bytes * GRANULE_BLOCKS <= instance.house.ledger.granule_bytes:  # else its KV memory is its own
             model.block_bytes = event.block_bytes or model.block_bytes
         instance.house.ledger.reside(instance.id, model.resident_bytes)
@@ -261,7 +265,7 @@ class Landlord:
     # ---- afterwards
 
     def _settle_all(self) -> None:
-        """Choose anew where each model would be loaded, then settle every device."""
+        """Recompute where each model would be loaded, then settle every device."""
         self._chosen_s = self._now_s
         for model in self.models.values():
             model.choice = self.housing.choose(model, self._now_s)
@@ -269,7 +273,7 @@ class Landlord:
             self._settle(house)
 
     def _settle(self, house: House) -> None:
-        """Move granules, and tell schedulers what instances on the device offer now."""
+        """Move granules, and tell schedulers what the device's instances now offer."""
         now_s = self._now_s
         self.lender.settle(house, now_s)
         if house.is_short(now_s):

@@ -26,13 +26,30 @@ PLACES = {
 }
 
 
-def segments_of_cpus(workers: Sequence[WorkerId], nbytes: int) -> tuple[Segment, ...]:
+def segments_of(
+    devices: Mapping[WorkerId, str | None], joined: Mapping[tuple[str, str], GpuLink]
+) -> tuple[Segment, ...]:
+    """Return what copies between workers share; `devices`: the UUID of each one's GPU, or None of a CPU worker.
+
+    `joined`: how the second of two GPUs reads the first one's memory.
+    """
+    gpus = [(worker, uuid) for worker, uuid in devices.items() if uuid is not None]
+    links = {
+        (one, other): joined.get((from_uuid, to_uuid), GpuLink())
+        for one, from_uuid in gpus
+        for other, to_uuid in gpus
+        if from_uuid != to_uuid
+    }
+    return segments_of_cpus([worker for worker, uuid in devices.items() if uuid is None]) + segments_of_gpus(links)
+
+
+def segments_of_cpus(workers: Sequence[WorkerId]) -> tuple[Segment, ...]:
     """Return the host's memory as the one segment of all pairs."""
     pairs = frozenset((one, other) for one in workers for other in workers if one != other)
-    return _shared([Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=pairs)])
+    return _shared([Segment(name=HOST_MEMORY, pairs=pairs)])
 
 
-def segments_of_gpus(links: Mapping[Pair, GpuLink], nbytes: int) -> tuple[Segment, ...]:
+def segments_of_gpus(links: Mapping[Pair, GpuLink]) -> tuple[Segment, ...]:
     """Return the segments of GPUs; `links[source, destination]`: how the destination reads the source's memory.
 
     If the driver does not tell how near two GPUs are, the farthest distance is assumed.
@@ -45,19 +62,19 @@ def segments_of_gpus(links: Mapping[Pair, GpuLink], nbytes: int) -> tuple[Segmen
             label = f"{place} of {', '.join(below)}"
             leaving = {pair for pair in bus if pair[0] in below and (pair[1] not in below or pair in staged)}
             entering = {pair for pair in bus if pair[1] in below and (pair[0] not in below or pair in staged)}
-            found.append(Segment(name=f"{label}, out", nbytes=nbytes, pairs=frozenset(leaving)))
-            found.append(Segment(name=f"{label}, in", nbytes=nbytes, pairs=frozenset(entering)))
-    return _shared([*found, Segment(name=HOST_MEMORY, nbytes=nbytes, pairs=staged)])
+            found.append(Segment(name=f"{label}, out", pairs=frozenset(leaving)))
+            found.append(Segment(name=f"{label}, in", pairs=frozenset(entering)))
+    return _shared([*found, Segment(name=HOST_MEMORY, pairs=staged)])
 
 
-def segments_of_machines(machines: Mapping[WorkerId, str], nbytes: int) -> tuple[Segment, ...]:
+def segments_of_machines(machines: Mapping[WorkerId, str]) -> tuple[Segment, ...]:
     """Return the network of each machine: what its workers share on the way out, and on the way in."""
-    pairs = [(one, other) for one in machines for other in machines if machines[one] != machines[other]]
     found = []
     for name in dict.fromkeys(machines.values()):
-        for way, end in (("out", 0), ("in", 1)):
-            crossing = frozenset(pair for pair in pairs if machines[pair[end]] == name)
-            found.append(Segment(name=f"network of {name}, {way}", nbytes=nbytes, pairs=crossing))
+        here = [worker for worker, machine in machines.items() if machine == name]
+        leaving = [(one, other) for one in here for other, machine in machines.items() if machine != name]
+        found.append(Segment(name=f"network of {name}, out", pairs=frozenset(leaving)))
+        found.append(Segment(name=f"network of {name}, in", pairs=frozenset((b, a) for a, b in leaving)))
     return _shared(found)
 
 

@@ -5,7 +5,6 @@ a scheduler from a policy's name and pairs reports with their samples.  Every po
 machines with the same seed.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -92,12 +91,11 @@ def run_policy(
     workload: Workload,
     choices: SchedulerChoices,
     log: Sink | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> PolicyOutcome:
     """Simulate one policy from the first arrival until every request has ended."""
     scheduler = make_scheduler(policy, settings, choices)
     if log is not None:
         log(header_record(policy, scheduler.settings, 0.0, None, __version__))
     simulation = Simulation(settings, workload, scheduler, log)
-    measures = simulation.run(progress)
+    measures = simulation.run()
     return PolicyOutcome(measures.report(policy), measures.samples)

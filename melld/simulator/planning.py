@@ -10,7 +10,7 @@ carries out a move: the simulation does.
 from collections.abc import Sequence
 
 from melld.ids import RequestId, WorkerId
-from melld.migrate.boundaries import Boundaries, Pair, Segment
+from melld.migrate.boundaries import Boundaries, Pair, Prefill, Segment
 from melld.migrate.planner import Plan, Planner, Wanted
 from melld.migrate.snapshot import Via
 from melld.scheduler.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
@@ -120,7 +120,7 @@ def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries
         other_link_bytes=link_bytes,
         other_port_bytes=link_bytes,
         segments=switches_of(settings.gpus or 0, link, epoch_s),
-        other_prefill=((0, alone), (1, beside_others)),
+        other_prefill=Prefill(alone, beside_others),
     )
 
 

@@ -84,8 +84,8 @@ class Simulation:
             events.RetireWorker: self._retire,
         }
 
-    def run(self, progress: Callable[[int], None] | None = None) -> Measures:
-        """Simulate until every request has ended and every worker sleeps; call `progress` at every arrival.
+    def run(self) -> Measures:
+        """Simulate until every request has ended and every worker sleeps.
 
         Raises:
             SimulationStuck: requests wait and nothing will place them.
@@ -96,14 +96,14 @@ class Simulation:
         collecting = gc.isenabled()
         gc.disable()  # nothing here makes cycles, and each collection would scan every request
         try:
-            self._run(self.workload.arrival_s, progress)
+            self._run(self.workload.arrival_s)
         finally:
             if collecting:
                 gc.enable()
         self.measures.end(self.now_s)
         return self.measures
 
-    def _run(self, arrivals: list[float], progress: Callable[[int], None] | None) -> None:
+    def _run(self, arrivals: list[float]) -> None:
         """Process events in order: arrivals and this epoch's ends from their lists, all others from the heap."""
         heap, fleet, never = self._heap, self.fleet, math.inf
         arrived, count, arrivals = 0, len(arrivals), [*arrivals, never]
@@ -119,8 +119,6 @@ class Simulation:
                 arrival_s = arrivals[arrived]
                 if arrived == count:
                     self.measures.last_arrival(self.now_s)
-                if progress is not None:
-                    progress(arrived)
             if end_s <= heap[0][0]:
                 self.now_s, run, version = ending.pop()
                 self._finish(run, version)

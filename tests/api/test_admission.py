@@ -75,14 +75,14 @@ def test_the_places_are_shared_in_whole_among_those_who_hold_some() -> None:
 async def test_a_daemon_that_drains_lets_nobody_in_and_waits_for_those_inside() -> None:
     """Calls go on while it drains, up to a limit of time; those that are aborted then are no client's doing."""
     door = Admission(lambda: 2, lambda: "no worker is up")
-    with pytest.raises(Refusal, match="not serving now: no worker is up") as refused:
+    with pytest.raises(Refusal, match="not accepting requests: no worker is up") as refused:
         door.check()
     assert (refused.value.answer.status, refused.value.answer.headers) == (503, RETRY_AFTER)
     door = Admission(lambda: 2, lambda: None)
     with door.call():
         door.begin_drain()
         assert (door.door, door.why_closed(), door.in_flight) == (Door.DRAINING, "draining", 1)
-        with pytest.raises(Refusal, match="not serving now: draining"):
+        with pytest.raises(Refusal, match="not accepting requests: draining"):
             door.check()
         assert not await door.wait_idle(0.0)
         assert (door.aborted, door.abort(), door.aborted) == (False, 1, True)

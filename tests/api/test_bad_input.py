@@ -1,7 +1,6 @@
 """Bad input, through a real socket to a real daemon: each row answered as stated, and the daemon serves on after it."""
 
 import contextlib
-import gzip
 import json
 import re
 import select
@@ -224,7 +223,7 @@ def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: 
 def test_an_entry_is_told_what_it_lacks_or_may_be(strict: DaemonProcess) -> None:
     """Not what it would need to be something else."""
     for part, said in (
-        ({"type": "smell"}, "entry 0 is of no known type: use one of 'text', 'image_url', 'input_audio', 'file'"),
+        ({"type": "smell"}, "entry 0 has an unknown type: use one of 'text', 'image_url', 'input_audio', 'file'"),
         ({"type": "image_url"}, "entry 0: image_url: Field required"),
         ({"type": "text", "text": 5}, "entry 0: text: Input should be a valid string"),
     ):
@@ -312,7 +311,6 @@ GET = {"method": "GET", "path": "/v1/models"}
         ("key-beside-ascii", head(key="\u20ac"), 401),
         ("empty-body", head("Content-Length: 0"), 400),
         ("unknown-encoding", head("Content-Encoding: br", "Content-Length: 1") + b"x", 415),
-        ("not-gzip", head("Content-Encoding: gzip", "Content-Length: 4") + b"xxxx", 400),
         ("request-id-header-7kB", head("X-Request-Id: " + "a" * 7000, "Content-Length: 2") + b"{}", 400),
         ("request-id-header-with-a-space", head("X-Request-Id: a b", "Content-Length: 2") + b"{}", 400),
     ],
@@ -345,44 +343,13 @@ def test_another_content_type_is_refused(strict: DaemonProcess, content_type: st
     assert answer.json()["error"]["code"] == "unsupported_media_type"
 
 
-def test_a_gzip_bomb_is_counted_by_what_it_grows_to(strict: DaemonProcess) -> None:
-    """A megabyte on the wire cannot take a gigabyte of the daemon's memory."""
-    bomb = gzip.compress(b" " * 60_000_000, 9)
-    assert len(bomb) < 1_000_000
-    checked(talk(strict.url, head("Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb), 413)
-
-
-def test_a_compressed_body_is_served(strict: DaemonProcess) -> None:
-    """Clients that compress large prompts keep working."""
-    body = gzip.compress(json.dumps(chat()).encode())
-    assert request(strict.url, "POST", CHAT, body, {"Content-Encoding": "gzip"}).status == 200
-
-
-@pytest.mark.parametrize("padding", [b"", bytes(600)])
-def test_a_body_of_several_gzip_members_is_served(strict: DaemonProcess, padding: bytes) -> None:
-    """`bgzip`, `pigz` and appended files make such bodies, which are valid gzip."""
-    text = json.dumps(chat()).encode()
-    body = padding.join(gzip.compress(text[start : start + 7]) for start in range(0, len(text), 7)) + padding
-    assert request(strict.url, "POST", CHAT, body, {"Content-Encoding": "gzip"}).status == 200
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [(gzip.compress(b"") * 2000, 400), (gzip.compress(b" " * 6_000_000) * 10, 413), (gzip.compress(b"{}") + b"x", 400)],
-    ids=["members", "together", "behind"],
-)
-def test_the_limits_hold_for_all_gzip_members_together(strict: DaemonProcess, body: bytes, status: int) -> None:
-    """Neither thousands of empty members nor what stands behind the first get around them."""
-    checked(talk(strict.url, head("Content-Encoding: gzip", f"Content-Length: {len(body)}") + body), status)
-
-
-@pytest.mark.parametrize("coding", ["zstd", "br", "gzip, gzip", "x-unknown"])
-def test_another_encoding_is_refused_with_those_that_are_taken(strict: DaemonProcess, coding: str) -> None:
-    """Whoever compresses otherwise is told what to use."""
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br", "gzip, gzip", "x-unknown"])
+def test_a_compressed_body_is_refused(strict: DaemonProcess, coding: str) -> None:
+    """Whoever compresses is told not to."""
     answer = request(strict.url, "POST", CHAT, chat(), {"Content-Encoding": coding})
     error = answer.json()["error"]
     assert (answer.status, error["code"]) == (415, "unsupported_encoding")
-    assert error["message"] == "Content-Encoding must be gzip, deflate or absent"
+    assert error["message"] == "compressed bodies are not supported: remove Content-Encoding"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/models HT", head()[:-10]])

@@ -54,7 +54,7 @@ def test_a_key_file_that_is_empty_or_missing_is_told(file: Path) -> None:
     """An empty file must not mean an open door."""
     assert "cannot be read" in refusal(file)
     file.write_text("# nothing\n")
-    assert "holds no key" in refusal(file)
+    assert "contains no key" in refusal(file)
 
 
 @pytest.mark.parametrize("line", ["sha256:zz", "sha256:", f"SHA256:{'0' * 63}", f"{digest_of(KEY)} # for the office"])

@@ -110,7 +110,7 @@ def test_the_loop_turns_between_the_pieces() -> None:
 
     async def main() -> None:
         counting = asyncio.create_task(count())
-        long = long_answers.LongAnswer(Turns())
+        long = long_answers.LongAnswer(Turns(slice_s=0.0))
         await long.encode(await Serving(long).chat(), {})
         counting.cancel()
 

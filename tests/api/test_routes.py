@@ -25,5 +25,5 @@ def test_a_client_with_a_wrong_base_url_is_told_the_path(path: str, meant: str) 
 @pytest.mark.parametrize("path", ["/v1/files", "/api/tags", "/v1", "/v1/"])
 def test_who_asks_for_what_is_not_there_is_told_what_is(path: str) -> None:
     """No guess is better than a wrong one."""
-    with pytest.raises(Refusal, match=r"nothing at this path; /openapi\.json lists the paths"):
+    with pytest.raises(Refusal, match=r"no such path; /openapi\.json lists the paths"):
         route_of(path)

@@ -76,7 +76,7 @@ async def test_no_comment_follows_the_end_of_a_stream(monkeypatch: pytest.Monkey
 async def test_a_silent_stream_is_kept_alive_in_its_apis_way(dialect: Dialect, sign: bytes) -> None:
     """Anthropic's clients may count the time between events, to which a comment does not belong."""
     written: asyncio.Queue[bytes] = asyncio.Queue()
-    response, request = SimpleNamespace(write=written.put), SimpleNamespace(writer=SimpleNamespace(output_size=0))
-    exchange = SimpleNamespace(response=response, request=request, dialect=dialect)
+    request = SimpleNamespace(writer=SimpleNamespace(output_size=0))
+    exchange = SimpleNamespace(comment=written.put_nowait, request=request, dialect=dialect)
     with KeepAlive(cast("Any", exchange), SILENCE_S):
         assert await asyncio.wait_for(written.get(), PATIENCE_S) == sign

@@ -18,4 +18,4 @@ def test_a_name_that_is_not_text_is_bad_usage(words: tuple[str, ...], tmp_path: 
     """One pasted from a terminal of another encoding is told of in a line."""
     done = melld_here(*words, "--runtime-directory", str(tmp_path))
     assert done.returncode == BAD_USAGE
-    assert done.stderr == f"melld {words[0]}: a name is not text in this terminal's encoding\n"
+    assert done.stderr == f"melld {words[0]}: a name is not valid in this terminal's encoding\n"

@@ -76,20 +76,20 @@ def test_a_script_gets_json(place: Path) -> None:
     ("words", "why"),
     [
         (["gone.toml"], "gone.toml: cannot be read: No such file or directory"),
-        (["melld.toml", "--config", "melld.toml"], "--config: does not go together with FILE"),
-        (["--model", "./elsewhere"], "[model] path: there is no directory ./elsewhere"),
-        (["--model", "."], "[model] path: . holds no config.json"),
+        (["melld.toml", "--config", "melld.toml"], "--config: cannot be combined with FILE"),
+        (["--model", "./elsewhere"], "[model] path: no such directory: ./elsewhere"),
+        (["--model", "."], "[model] path: . has no config.json"),
         (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
         (["--model", "listing"], "[model] path: listing/config.json is not JSON"),
         (["--api-key-file", "gone"], "gone: the keys cannot be read: No such file"),
-        (["--api-key-file", "blank"], "[server.api_key_file]: blank holds no key"),
+        (["--api-key-file", "blank"], "[server.api_key_file]: blank contains no key"),
         (["--host", "0.0.0.0"], "[server.host]: 0.0.0.0 is reachable from other machines"),  # noqa: S104
-        (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: [devices] per_worker"),
+        (["--set", "model.vllm.tensor_parallel_size=2"], "[model.vllm] tensor_parallel_size: use [devices] per_worker"),
         (["--set", "model.vllm.max_num_sqs=2"], "[model.vllm] max_num_sqs: vLLM has no such option"),
         (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is not one of "),
         (["--device", "cuda:0"], "[devices] cuda: no GPU found"),
         (["--allowed-origins", "https://a.example/chat"], '--allowed-origins: wants "*" or origins: a scheme (http,'),
-        (["--allowed-origins", "*", "--allow-credentials"], '--allow-credentials: with "*" would let every page'),
+        (["--allowed-origins", "*", "--allow-credentials"], '--allow-credentials: with "*" would let any web page'),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )
@@ -121,8 +121,8 @@ def test_a_cluster_without_ray_is_found_out(
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: there is no GPU to use"),
-        ('[cluster]\naddress = "auto"\n', "[cluster] serves one model"),
+        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: no GPU is available"),
+        ('[cluster]\naddress = "auto"\n', "[cluster] supports one model"),
     ],
 )
 def test_what_several_models_cannot_have_is_found_too(place: Path, table: str, told: str) -> None:
@@ -148,7 +148,7 @@ def test_a_name_is_left_to_vllm(place: Path) -> None:
     """A model that is named as its hub names it is found when it is loaded, not here, and this is said."""
     done = check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct")
     assert done.returncode == 0
-    assert "note: meta-llama/Llama-3.1-8B-Instruct is not a directory here" in done.stderr
+    assert "note: meta-llama/Llama-3.1-8B-Instruct is not a local directory" in done.stderr
 
 
 def test_it_loads_nothing_heavy(place: Path) -> None:

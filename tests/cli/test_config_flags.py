@@ -123,20 +123,24 @@ def test_any_key_can_be_set_in_toml() -> None:
             "--port",
             "wants a whole number from 0 to 65535, such as 8000, not 70000",
         ),
-        (["--model=m", "--device", "tpu:1"], "--device", "'tpu:1' is not of the form"),
+        (["--model=m", "--device", "tpu:1"], "--device", "'tpu:1' is not cuda:0,1"),
         (["--model=m", "--device", "cpu:two"], "--device", "cpu:two"),
         (["--model=m", "--device", "cpu:0"], "--device", "wants a whole number from 1"),
-        (["--model=m", "--device", "cuda"], "--device", "say which GPUs"),
-        (["--model=m", "--device", "cuda:0,"], "--device", "say which GPUs"),
-        (["--model=m", "--device", "auto:1"], "--device", "'auto:1' is not of the form"),
-        (["--model=m", "--device", "cuda:0", "--kv-bytes", "1GiB"], "--kv-bytes", "for CPU devices"),
+        (["--model=m", "--device", "cuda"], "--device", "no GPUs given"),
+        (["--model=m", "--device", "cuda:0,"], "--device", "no GPUs given"),
+        (["--model=m", "--device", "auto:1"], "--device", "'auto:1' is not cuda:0,1"),
+        (["--model=m", "--device", "cuda:0", "--kv-bytes", "1GiB"], "--kv-bytes", "applies to CPU devices"),
         (["--model=m", "--kv-bytes", "lots"], "devices.cpu.kv_bytes", "'lots' is not a size"),
-        (["--model=m", "--role", "w0"], "--role", "'w0' is not WORKER=ROLE, with a role of mixed, prefill, decode"),
+        (
+            ["--model=m", "--role", "w0"],
+            "--role",
+            "'w0' is not WORKER=ROLE with one of the roles mixed, prefill, decode",
+        ),
         (["--model=m", "--role", "w0=first"], "--role", "'w0=first' is not WORKER=ROLE"),
         (["--model=m", "--role", "=decode"], "--role", "'=decode' is not WORKER=ROLE"),
         (["--model=m", "--set", "server.port"], "--set server.port", "is not TABLE.KEY=VALUE"),
         (["--model=m", "--set", "port=1"], "--set port=1", "is not TABLE.KEY=VALUE"),
-        (["--model=m", "--set", "server.host=here"], "--set server.host", "needs its quotes"),
+        (["--model=m", "--set", "server.host=here"], "--set server.host", "strings need quotes"),
         (["--model=m", "--set", "server.port=1\nother=2"], "--set server.port", "not a TOML value"),
         (["--model=m", "--set", "server.port=true"], "--set server.port", "not true"),
         (["--model=m", "--set", "server.prt=1"], "the flags", "[server] unknown key `prt`"),
@@ -159,7 +163,7 @@ def test_a_running_daemon_waits_for_no_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     parser = argparse.ArgumentParser()
     add_config_flags(parser)
-    with pytest.raises(ConfigError, match="is a FIFO, which cannot be read again"):
+    with pytest.raises(ConfigError, match="is a FIFO and cannot be read again"):
         load_config(parser.parse_args(["--config", "fifo"]), {}, again=True)
 
 

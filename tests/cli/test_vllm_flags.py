@@ -85,7 +85,7 @@ def test_the_model_is_named_without_a_flag() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("stauts", "there is no command 'stauts'; did you mean 'status'?"),
+        ("stauts", "unknown command 'stauts'; did you mean 'status'?"),
         ("ls", "did you mean 'models'?"),
         ("run llama3", "did you mean 'serve'?"),
         ("run --gpus 1 llama3 --keepalive 1m", "did you mean 'serve'?"),
@@ -98,8 +98,8 @@ def test_the_model_is_named_without_a_flag() -> None:
         ("serve m --max-model-len 1e999k", "wants a whole number, such as 16384 or 16k, not '1e999k'"),
         ("serve m --gpu-memory-utilization most", "wants a number, such as 0.9, not 'most'"),
         ("serve m --hf-overrides {x", "is not JSON"),
-        ("serve m --model n", "MODEL: is m, but --model is n"),
-        ("serve m --name a --served-model-name b", "--served-model-name: does not go together with --name"),
+        ("serve m --model n", "MODEL: is m but --model is n"),
+        ("serve m --name a --served-model-name b", "--served-model-name: cannot be combined with --name"),
         ("check-config --model m --api-key= --port 1", "--api-key: is empty"),
     ],
 )

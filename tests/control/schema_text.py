@@ -52,13 +52,13 @@ WORDS = (DaemonState, ModelState, WorkerState, Role, Phase, Tier, MovingState)
 INTRODUCTION = f"""\
 # What `melld status --json` prints
 
-One JSON object; with `--watch` one per line, twice a second. The control socket answers the same:
+One JSON object; with `--watch`, one per line, twice a second. The control socket returns the same:
 
     curl --unix-socket /run/melld/control.sock http://melld/status
 
-This is schema {SCHEMA}. Fields and states may be added to it; none is removed, renamed or given another meaning. `[]`
-marks a list, `?` what is `null` where it is unknown. Units end the names: `_bytes`, `_s` seconds, `_w` watts, `_c`
-degrees Celsius. Parts are from 0 to 1; a reason is empty when all is well.
+This is schema {SCHEMA}. Fields and states may be added; none is removed, renamed or given another meaning. `[]` marks a
+list, `?` a field that is `null` when unknown. Names end in their unit: `_bytes`, `_s` seconds, `_w` watts, `_c` degrees
+Celsius. Fractions range from 0 to 1; a reason is empty when all is well.
 """
 
 

@@ -11,10 +11,12 @@ from melld.config_text import parse_config
 from melld.daemon import wiring
 from melld.daemon.devices import make_slots
 from melld.daemon.model import ModelParts
+from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition
 from melld.driver.report import MoveMeters
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
+from melld.landlord.landlord import Landlord
 from melld.scheduler import events as e
 from melld.scheduler.policies.names import POLICIES
 from tests.engine.fleet.virtual_worker import VirtualHost
@@ -28,7 +30,9 @@ def made(text: str, policy: str, log: Path) -> ModelParts:
     rest = f'[devices]\ncpu = 3\n[scheduler]\npolicy = "{policy}"\ndecision_log = "{log}"\n'
     config = parse_config(text + rest, "test", {})
     (model,) = config.served
-    shared = wiring.CommonParts([], Nvml(), VirtualHost(), MoveMeters(CollectorRegistry()), lambda: 0.0, None)
+    shared = wiring.CommonParts(
+        [], Nvml(), VirtualHost(), MoveMeters(CollectorRegistry()), lambda: 0.0, LandlordShell(Landlord(), lambda: 0.0)
+    )
     alone = config.alone(model)
     return wiring.make_model(alone, make_slots(alone, [], {}), shared, Condition(), len(config.served))
 

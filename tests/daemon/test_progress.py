@@ -2,6 +2,7 @@
 
 from melld.config import ClusterConfig, Config, ModelConfig
 from melld.daemon.preflight import StartProgress
+from melld.engine.fleet.life import Event, State
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerProcess
 from melld.engine.host.intake import Intake
@@ -30,6 +31,8 @@ async def test_each_line_says_what_every_worker_does() -> None:
     far = ["5 of 20 parts imported, 1,830 modules, 612 MiB read"]
     progress = StartProgress(places.values, said.append, lambda: "".join(far))
     processes = [loading(place) for place in places.values()]
+    for place in places.values():
+        place.life.state, place.offer = State.STARTING, None
     importing = "w0, w1, w2 importing PyTorch and vLLM (takes a while the first time)"
     assert progress.line() == f"{importing}; {far.pop()}"
     assert progress.line() == importing
@@ -40,14 +43,13 @@ async def test_each_line_says_what_every_worker_does() -> None:
     assert progress.line() == (
         "w0, w2 loading the model; w1 loading the model (Loading safetensors checkpoint shards 25 %)"
     )
-    processes[1]._heard(wire.WorkerLoading("making its KV cache"), [])
-    places[W0].step("ready")
-    places[W2].died(was_ready=False)
+    processes[1]._heard(wire.WorkerLoading("allocating its KV cache"), [])
+    places[W0].life.take(Event.IS_READY)
+    places[W2].life.take(Event.DIED)
     places[W2].process = None
-    assert progress.line() == "w1 making its KV cache; w2 failed"
-    places[W1].step("ready")
-    places[W2].step("retry")
-    places[W2].step("ready")
+    assert progress.line() == "w1 allocating its KV cache; w2 failed"
+    places[W1].life.take(Event.IS_READY)
+    places[W2].life.state = State.READY
     assert progress.line() == "preparing the API"
     for place in places.values():
         progress.became_ready(place)

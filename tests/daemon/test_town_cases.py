@@ -238,3 +238,30 @@ def test_an_operators_resume_does_not_fill_what_the_landlord_empties() -> None:
         await town.close()
 
     run_virtually(history)
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_model_that_was_alone_shares_its_device_when_another_comes(is_down: bool) -> None:
+    """Its streams go on, the other is loaded beside it, and whatever becomes of its worker is the Landlord's to say."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = Town(loop, 2, 1, granules=60, alone=True)
+        starting = asyncio.ensure_future(town.adopt())
+        await asyncio.sleep(0)
+        town = await starting
+        a, b = town.daemons[A], town.daemons[B]
+        assert town.states()[WorkerId("a0")] is InstanceState.READY
+        town.call(A, 3, 9)
+        await town.rest()
+        worker_of(town, "a0").step()
+        if is_down:
+            worker_of(town, "a0").die()
+        town.call(B, 3, 5)
+        await town.finish()
+        assert (len(a.finished), len(b.finished)) == (1, 1)
+        assert town.shell.loads[A] == is_down
+        town.check()
+        await town.close()
+        await a.close()
+
+    run_virtually(history)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,16 +19,17 @@ from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
 from melld.daemon.obstacles import look_for_obstacle
 from melld.daemon.operations import operations_of
-from melld.daemon.town.first_loads import FrontEnds
+from melld.daemon.town.front_ends import FrontEnds
 from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
-from melld.driver.boundaries import BoundaryKeeper, BoundarySettings
-from melld.driver.drain import DrainState, WorkerDrain
+from melld.driver.drain import WorkerDrain
 from melld.driver.idle import IdleWorkers
 from melld.driver.lendable import NeverLent
-from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
+from melld.engine.fleet.life import MAX_FAILED_STARTS, Event, Intent, State, Who
+from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.host.intake import Intake
 from melld.engine.wire import messages as wire
@@ -51,10 +51,6 @@ class Watched:
         history = History(daemon.scheduler, daemon.clock)
         idle = IdleWorkers(daemon.fleet, daemon.scheduler.cluster, IdleSettings(None, None), daemon.clock)
         why = Explainer(daemon.scheduler, daemon.driver, history, Stories(10), idle, daemon.clock)
-        limits = BoundarySettings(
-            file=Path(), fingerprint={}, epoch_s=0.1, share=0.1, read=False, measure_unasked=False
-        )
-        boundaries = BoundaryKeeper(daemon.fleet, daemon.planner, limits, daemon.clock)
         identity = Identity(pid=1, policy="most-free", url="", started_s=0.0)
         parts = ModelParts(
             config=Config(model=ModelConfig(path="m", name="demo")),
@@ -62,32 +58,33 @@ class Watched:
             driver=daemon.driver,
             cluster=daemon.scheduler.cluster,
             idle=idle,
-            boundaries=boundaries,
             history=history,
             stories=Stories(10),
             why=why,
         )
         self.model = ServedModel(parts)
+        self.landlord = LandlordShell(Landlord(), daemon.clock)
         self.condition = Condition(state=DaemonState.READY)
         self.machines = Machines(parts.config, {}, daemon.fleet)
-        self.watch = Watch([self.model], identity, self.condition, None, machines=self.machines)
+        self.watch = Watch([self.model], identity, self.condition, None, self.landlord, self.machines)
         self.fleet = daemon.fleet
         self.places: list[Place] = list(daemon.fleet.supervisor.places.values())
         for place in self.places:
-            place.step("ready")
+            place.life.wish(Who.DAEMON, Intent.IN_SERVICE)
+            place.life.state = State.READY
 
     def metric(self, name: str) -> list[float]:
         registry = CollectorRegistry()
-        registry.register(Metrics(self.watch, [self.model]))  # type: ignore[arg-type]
+        registry.register(Metrics(self.watch, [self.model], self.landlord))  # type: ignore[arg-type]
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 
 def test_it_is_ready_while_one_worker_serves_or_can_be_woken() -> None:
     """A load balancer sends requests to a daemon whose workers sleep, or have no process: they are woken."""
     watched = Watched()
-    for steps in (("sleep",), ("stop",), ("ended",), ("start",)):
+    for event in (Event.SLEEP, Event.STOP, Event.ENDED, Event.WAKE):
         for place in watched.places:
-            place.step(steps[0])
+            place.life.take(event)
         assert watched.watch.why_not_ready() is None, watched.places[0].state
         assert watched.metric("melld_ready") == [1.0]
         assert watched.metric("melld_worker_ready") == [1.0] * 3
@@ -97,15 +94,16 @@ def test_it_is_not_ready_when_no_worker_can_serve() -> None:
     """Nobody is sent to a daemon that has none; while workers are started again, who comes all the same waits."""
     watched = Watched()
     for place in watched.places[:-1]:
-        place.died(was_ready=True)
+        place.life.take(Event.DIED)
         assert watched.watch.why_not_ready() is None
-    watched.places[-1].died(was_ready=True)
+    watched.places[-1].life.take(Event.DIED)
     assert watched.watch.why_not_ready() == "no worker can serve: w0 failed, w1 failed, w2 failed"
     assert watched.watch.why_closed() is None
     assert watched.metric("melld_ready") == [0.0]
-    watched.places[0].step("retry")
+    watched.places[0].offer = None
+    watched.places[0].life.take(Event.RETRY)
     assert watched.watch.why_not_ready() is not None
-    watched.places[0].step("ready")
+    watched.places[0].life.take(Event.IS_READY)
     assert watched.watch.why_not_ready() is None
 
 
@@ -113,8 +111,8 @@ def test_nobody_is_let_in_when_no_worker_is_tried_again() -> None:
     """A request that nobody will ever serve is refused, instead of after five minutes in a line."""
     watched = Watched()
     for place in watched.places:
-        place.died(was_ready=True)
-        place.failed_starts = MAX_FAILED_STARTS
+        place.life.take(Event.DIED)
+        place.life.failed_starts = MAX_FAILED_STARTS
     assert watched.watch.why_closed() == "no worker can serve: w0 failed, w1 failed, w2 failed"
 
 
@@ -123,11 +121,11 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
     watched = Watched()
     assert watched.watch.beat().well
     for place in watched.places:
-        place.died(was_ready=True)
+        place.life.take(Event.DIED)
     beat = watched.watch.beat()
     assert (beat.well, beat.status.startswith("no worker can serve: w0 failed")) == (True, True)
     for place in watched.places:
-        place.failed_starts = MAX_FAILED_STARTS
+        place.life.failed_starts = MAX_FAILED_STARTS
     assert not watched.watch.beat().well
     watched.condition.state = DaemonState.STARTING
     assert watched.watch.beat().well
@@ -136,10 +134,10 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
 def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
     """Its process may be warm, or startable: its device is not the daemon's now."""
     watched = Watched()
-    watched.drains.by_worker[W0] = WorkerDrain(W0, 0.0)
+    watched.drains.by_worker[W0] = WorkerDrain(watched.places[0], 0.0)
     for place in watched.places[1:]:
-        place.died(was_ready=True)
-        place.failed_starts = MAX_FAILED_STARTS
+        place.life.take(Event.DIED)
+        place.life.failed_starts = MAX_FAILED_STARTS
     assert watched.watch.why_closed() == "no worker can serve: w0 draining, w1 failed, w2 failed"
 
 
@@ -148,8 +146,8 @@ def test_requests_wait_for_workers_that_are_lent_and_the_status_says_to_whom() -
     watched = Watched()
     loan = Lend(command="train", pid=7, user="ann", held_s=60.0)
     for worker in (W0, W1, W2):
-        watched.drains.by_worker[worker] = WorkerDrain(worker, watched.daemon.clock(), loan)
-    watched.drains.by_worker[W0].state = DrainState.DRAINED
+        watched.drains.by_worker[worker] = WorkerDrain(watched.fleet.places[worker], watched.daemon.clock(), loan)
+    watched.drains.by_worker[W0].total_s = 1.0
     assert watched.watch.why_not_ready() == "no worker can serve: w0 lent, w1 draining, w2 draining"
     assert watched.watch.why_closed() is None
     lent, emptying, _ = watched.watch.status().workers
@@ -168,11 +166,11 @@ def test_the_daemon_starts_and_drains_whatever_its_workers_do() -> None:
 def test_workers_at_rest_are_counted_as_ready() -> None:
     """An idle machine does not look like a broken one."""
     watched = Watched()
-    watched.places[0].step("sleep")
-    for event in ("stop", "ended"):
-        watched.places[1].step(event)
+    watched.places[0].life.take(Event.SLEEP)
+    for event in (Event.STOP, Event.ENDED):
+        watched.places[1].life.take(event)
     assert workers_ready(watched.watch.status().workers) == "3 of 3 workers ready (2 at rest)"
-    watched.places[2].died(was_ready=True)
+    watched.places[2].life.take(Event.DIED)
     watched.fleet.worker_ended(watched.places[2].slot, WorkerEnded("w2", "", expected=False))
     assert workers_ready(watched.watch.status().workers) == "2 of 3 workers ready (2 at rest)"
     assert watched.watch.status().workers[1].state is WorkerState.STOPPED
@@ -183,10 +181,10 @@ def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
     watched = Watched()
     place = watched.places[0]
     place.wake_s = 5.5
-    place.step("sleep")
-    assert "wakes at once" in watched.watch.status().workers[0].why
-    for event in ("stop", "ended"):
-        place.step(event)
+    place.life.take(Event.SLEEP)
+    assert "wakes instantly" in watched.watch.status().workers[0].why
+    for event in (Event.STOP, Event.ENDED):
+        place.life.take(event)
         assert "wakes in about 5.5 s" in watched.watch.status().workers[0].why
 
 
@@ -206,7 +204,7 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
         (W0, W2): "the link is not open yet",
         (W1, W2): "the link is not open yet",
     }
-    assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 1e9)
+    assert (told[W1, W0].transport, told[W1, W0].bytes_per_s) == ("shared_memory", 5e4)
     assert told[W0, W1].transport is None
 
 
@@ -216,9 +214,9 @@ async def test_who_names_no_worker_is_told_of_machines_too() -> None:
     hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
-    operations = operations_of([watched.model], machines=watched.machines)
+    operations = operations_of([watched.model], watched.landlord, watched.machines)
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
-        with pytest.raises(UnknownWorker, match=r"there are: w0, w1, w2, 10\.0\.0\.2$"):
+        with pytest.raises(UnknownWorker, match=r"available: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
 
 
@@ -226,8 +224,12 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
     """A borrower is told in a line who does give them out."""
     watched = Watched()
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
+    several.tenants[watched.model.key] = Tenant(watched.model, 1000, lends=True)
     asked = Lend(command="train", pid=7, user="ann")
-    for parts, why in (((None, watched.machines), "Ray gives out"), ((several, None), "several models share")):
+    for parts, why in (
+        ((watched.landlord, watched.machines), "Ray allocates"),
+        ((several, None), "shared by several models"),
+    ):
         with pytest.raises(NeverLent, match=why):
             await operations_of([watched.model], *parts)["lend"].act(asked, None)
 
@@ -235,13 +237,13 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
 async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
     """`melld load` says at once that only a request wakes its workers, instead of after five minutes."""
     watched = Watched()
-    load = operations_of([watched.model])["load"].act
+    load = operations_of([watched.model], watched.landlord)["load"].act
     watched.model.serving = object()
     assert (await load(Load(model="demo"))).state is ModelState.LOADED
     for place in watched.places:
-        for event in ("stop", "ended"):
-            place.step(event)
-    with pytest.raises(ModelNotLoaded, match="demo is served alone"):
+        for event in (Event.STOP, Event.ENDED):
+            place.life.take(event)
+    with pytest.raises(ModelNotLoaded, match="demo is the only model"):
         await asyncio.wait_for(load(Load(model="demo")), 5)
 
 
@@ -285,36 +287,35 @@ async def test_callers_hear_that_a_loaded_models_front_end_could_not_be_made() -
         waiting = asyncio.ensure_future(model.until_loaded())
         await asyncio.sleep(0)
         front_ends.open(model)
-        with pytest.raises(ModelNotLoaded, match="its front end could not be made: no tokenizer"):
+        with pytest.raises(ModelNotLoaded, match="its front end could not be created: no tokenizer"):
             await waiting
     assert made == ["demo", "demo"]
 
 
-def test_a_worker_waits_while_another_program_fills_its_gpu() -> None:
+async def test_a_worker_waits_while_another_program_fills_its_gpu() -> None:
     """Its failed start was not its fault: it is told who is in the way, and starts when the memory is back."""
     watched = Watched()
     place = watched.places[0]
     place.slot = msgspec.structs.replace(place.slot, device="cuda:0", uuids=("GPU-0",))
-    restarts, began = watched.fleet.supervisor.restarts, list[str]()
-    restarts._own = lambda place, work: (began.append(place.slot.worker), work.close())[0]  # type: ignore[assignment]
+    supervisor = watched.fleet.supervisor
     held = {"total_bytes": 100 << 20, "used_bytes": 90 << 20}
     full = DeviceReading(state=DeviceState.OK, used_by_others_bytes=90 << 20, others=((os.getpid(), 80 << 20),), **held)
     free = msgspec.structs.replace(full, used_by_others_bytes=1 << 20, others=())
-    for event in ("stop", "ended", "start", "died"):
-        place.step(event)
-    look_for_obstacle(place, restarts, full)
-    assert not place.obstacle, "its death as it ran is another matter"
-    place.step("retry")
-    place.died(was_ready=False)
+    place.life.take(Event.DIED)
+    look_for_obstacle(place, supervisor, full)
+    assert not place.life.obstacle, "its death as it ran is another matter"
+    place.life.take(Event.RETRY)
+    place.life.take(Event.DIED)
     for _ in range(3):
-        look_for_obstacle(place, restarts, full)
-    assert (place.failed_starts, place.given_up, began) == (0, False, [])
+        look_for_obstacle(place, supervisor, full)
+    assert (place.life.failed_starts, place.life.given_up, place.timer) == (0, False, None)
     state, reason = watched.model.state_of(place)
     assert state is WorkerState.WAITING
     assert f"(pid {os.getpid()}) holds 80 MiB of cuda:0, of which it needs 92%" in reason
     for other in watched.places[1:]:
-        other.step("died")
+        other.life.take(Event.DIED)
     assert f"waiting ({reason})" in str(watched.model.why_not_ready())
     assert watched.model.why_closed() is None
-    look_for_obstacle(place, restarts, free)
-    assert (place.obstacle, began, place.restarts) == ("", [place.slot.worker], 1)
+    look_for_obstacle(place, supervisor, free)
+    assert not place.life.obstacle
+    assert place.timer is not None, "it starts after a rest"

@@ -36,6 +36,8 @@ from tests.landlord.law import check_landlord
 from tests.scheduler.law import check_cluster
 
 WEIGHTS = 4
+BORROWED = 40
+"""The blocks of a worker that it may be granted, or that it has by itself."""
 ENDINGS = (RequestKilledWorkers, ModelNotLoaded, Unloaded)
 
 
@@ -82,7 +84,7 @@ class BorrowersHost(VirtualHost):
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> VirtualChild:
         asyncio.get_running_loop().call_soon(ear.forked, 0)
-        worker = self.workers[spec.worker] = Borrower(spec.worker, ear, total_blocks=40)
+        worker = self.workers[spec.worker] = Borrower(spec.worker, ear, total_blocks=BORROWED)
         return VirtualChild(worker)
 
 
@@ -111,6 +113,7 @@ class Town:
     def __init__(
         self, loop: VirtualLoop, models: int = 2, devices: int = 2, granules: int = 14,
         keep_alive_s: float = 300.0, policy: str = "mell-slo", pinned: bool = False, dozes: bool = False,
+        alone: bool = False,
     ) -> None:  # fmt: skip
         self.loop = loop
         self.shell = LandlordShell(Landlord(LandlordSettings()), loop.time)
@@ -129,25 +132,38 @@ class Town:
         ]
         for name in self.names:
             daemon = self.daemons[name] = VirtualDaemon(
-                loop, devices, policy, SOON_STEADY, owner=self.shell, name=name, host=BorrowersHost
+                loop,
+                devices,
+                policy,
+                SOON_STEADY,
+                owner=self.shell,
+                name=name,
+                host=BorrowersHost,
+                is_alone=alone and name == self.names[0],
             )
             daemon.idle = IdleWorkers(daemon.fleet, daemon.cluster, IdleSettings(2.0, math.inf), loop.time)
             is_pinned = pinned and name == self.names[0]
-            parts: Any = dict.fromkeys(("boundaries", "history", "why"))
+            parts: Any = dict.fromkeys(("history", "why"))
             parts |= {"fleet": daemon.fleet, "driver": daemon.driver, "cluster": daemon.cluster, "idle": daemon.idle}
             config = Config(model=ModelConfig(path="", name=name, pinned=is_pinned))
             parts |= {"config": config, "stories": daemon.stories}
             self.models[name] = ServedModel(ModelParts(**parts), self.shell.want)
-            facts = WEIGHTS * BLOCK_BYTES, BLOCK_BYTES, 1.0
+            is_alone = alone and name == self.names[0]
+            facts = (WEIGHTS + BORROWED * is_alone) * BLOCK_BYTES, BLOCK_BYTES, 1.0
             kept: dict[str, Any] = {"keep_alive_s": keep_alive_s, "stop_after_s": 15.0, "wake_s": 0.1}
             declared.append(e.ModelDeclared(loop.time(), name, *facts, pinned=is_pinned, dozes=dozes, **kept))
             declared += [
                 e.InstanceDeclared(loop.time(), worker, name, house)
                 for worker, house in zip(daemon.names, houses, strict=True)
             ]
-        tenants = [Tenant(one, BLOCK_BYTES, lends=True) for one in self.models.values()]
+        lending = [not (alone and name == self.names[0]) for name in self.names]
+        tenants = [
+            Tenant(one, BLOCK_BYTES, lends=lends) for one, lends in zip(self.models.values(), lending, strict=True)
+        ]
         self.arenas = {house: VirtualArena(partial(self._borrowers, number)) for number, house in enumerate(houses)}
-        self.shell.take_over(declared, tenants, self.arenas)  # type: ignore[arg-type]
+        self.take_over = partial(self.shell.take_over, declared, tenants, self.arenas)  # type: ignore[arg-type]
+        if not alone:
+            self.take_over()
 
     def _borrowers(self, device: int) -> list[Borrower]:
         """The processes on this device."""
@@ -171,11 +187,24 @@ class Town:
         task = asyncio.get_running_loop().create_task(quietly())
         self.tasks.add(task)
 
+    async def adopt(self) -> "Town":
+        """The first model, which has been alone, gets its neighbours."""
+        first = self.daemons[self.names[0]]
+        await first.start()
+        self.take_over()
+        first.idle.never_stop()
+        first.fleet.let_to(self.shell)
+        for worker, ready in first.fleet.ready.items():
+            self.shell.worker_ready(worker, ready)
+        return await self._serve(self.names[1:])
+
     async def start(self) -> "Town":
         """What fits is loaded, and the daemon's loops run."""
         self.spawn(self.shell.start(lambda _place: None))
         await self.rest()
+        return await self._serve(self.names)
 
+    async def _serve(self, names: Collection[ModelName]) -> "Town":
         async def open_model(model: ServedModel) -> None:
             await asyncio.sleep(0)
             model.serving = SimpleNamespace()
@@ -183,7 +212,7 @@ class Town:
 
         self.shell.serve(open_model)
         self.spawn(self.shell.run())
-        for daemon in self.daemons.values():
+        for daemon in [self.daemons[name] for name in names]:
             for work in (daemon.fleet.supervisor.watch(), daemon.driver.run(), daemon.idle.run()):
                 self.spawn(work)
         await self.rest()

@@ -24,19 +24,19 @@ ROOT = Path(__file__).parents[2]
 INTRODUCTION = """\
 # Configuration
 
-One TOML file: `melld serve --config FILE`, else `./melld.toml`, else in the service manager's
-`$CONFIGURATION_DIRECTORY`. Flags override it: those named below, and `--set TABLE.KEY=VALUE` for any key. An unknown
-key or a wrong value refuses to start and says where.
+melld reads one TOML file: `melld serve --config FILE`, or `./melld.toml`, or `melld.toml` in the service manager's
+`$CONFIGURATION_DIRECTORY`. Flags override it: those listed below, and `--set TABLE.KEY=VALUE` for any key. If a key is
+unknown or a value is invalid, melld refuses to start and says where.
 
 ```sh
 melld check-config --model .demo-model --set server.drain_s=5
 ```
 
-shows what is in force. Keys that *reload* change on SIGHUP (`systemctl reload melld`), the others at the next start. A
-size is a number of bytes or a string such as `"128MiB"`; seconds may be `inf`, for never.
+prints the effective configuration. Keys marked *reloads* take effect on SIGHUP (`systemctl reload melld`), the others
+at the next start. Sizes are a number of bytes or a string such as `"128MiB"`; seconds may be `inf`, meaning never.
 
-`[[models]]`, with the keys of `[model]`, takes its place for each of [several models](several-models.md), which a
-reload adds and removes.
+To serve [several models](several-models.md), write one `[[models]]` table per model, with the keys of `[model]`. A
+reload adds and removes models.
 """
 LARGEST_PORT = 65535
 WORDS = {str: "string", int: "integer", float: "number", bool: "true or false"}

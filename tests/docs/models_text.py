@@ -24,33 +24,33 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 INTRODUCTION = """\
 # Models
 
-melld serves what the pinned vLLM serves. Whether running requests can *move* between workers depends on what the model
-keeps of them: a move by KV carries that, a move by tokens computes it again. A model whose requests do not move is
-served all the same; after a death all requests go on, from their tokens. `melld check-config` and the start say it of
-your model:
+melld serves every model that the pinned vLLM serves. Whether running requests can *move* between workers depends on
+what the model keeps for them: a move by KV copies it, a move by tokens recomputes it. Models whose requests cannot move
+are served too, and after a worker crash every request resumes from its tokens. `melld check-config` and the startup log
+tell you about your model:
 
 ```
 # demo moves: KV with state, 65 MB + 20 KB a token
 ```
 
-is, beside a constant part for each request, so much for each of its tokens.
+means a fixed size per request plus a size per token.
 
-Each row of the first table is proved by tiny models with random weights of the families' shapes, on CPUs
-(`make test-all`, `benchmarks/families.py`): answers equal to plain vLLM's, moved and after `kill -9`. The second table
-is read from vLLM's source: what depends on a model's configuration is counted as being there.
+Each row of the first table is tested with tiny models of the family's shape and random weights, on CPUs (`make
+test-all`, `benchmarks/families.py`): output equal to plain vLLM's, also when moved and after `kill -9`. The second
+table is derived from vLLM's source; anything that depends on a model's configuration is assumed to be present.
 """
 
 
 class Row(NamedTuple):
-    """A family as people know it."""
+    """A model family by its common name."""
 
     told: str
     models: tuple[str, ...]
-    """Tiny models of it, by their names in `tests.families`."""
+    """Its tiny models, by their names in `tests.families`."""
     keeps: tuple[str, ...]
     """What each of its layers keeps, by the names of `melld.kvstore.kept`."""
     classes: tuple[str, ...] = ()
-    """Further ones, of models that other tests make."""
+    """Further vLLM classes, of models that other tests create."""
 
 
 ROWS = (
@@ -77,18 +77,18 @@ ROWS = (
     Row("Whisper", (), (FULL, ENCODED), ("WhisperForConditionalGeneration",)),
 )
 WORDS = {FULL: "full attention", **{name: kind.told for name, kind in KINDS.items() if kind.told}}
-UNTOLD = "as their language model's"
+UNTOLD = "same as their language model"
 
 
 def models_text() -> str:
     """The whole page."""
-    lines = [INTRODUCTION, "## The families that are used most\n"]
+    lines = [INTRODUCTION, "## Most used families\n"]
     lines += ["| family | vLLM's classes | keeps | by KV | by tokens | on CPUs |", "|---|---|---|---|---|---|"]
     lines += [_row(row) for row in ROWS]
     lines += ["", "## Every architecture\n", "| moves | architectures |", "|---|---|"]
     lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(TEXT, POOLING)]
-    lines += ["", "## Drafters\n", "Requests move as without a drafter, unless it keeps something else itself. With"]
-    lines += ["several MTP modules, or beside states, nothing moves.\n"]
+    lines += ["", "## Drafters\n", "Requests move as without a drafter, unless the drafter keeps something else. With"]
+    lines += ["several MTP modules, or next to states, nothing moves.\n"]
     lines += ["| its own layers | drafters |", "|---|---|"]
     lines += [f"| {moves} | {', '.join(names)} |" for moves, names in _by_moves(DRAFTERS)]
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ def options_text() -> str:
     served = len(served_options())
     lines = [
         HEADING,
-        f"{served} of them go to vLLM from `[model.vllm]`, spelt with `_` or `-`. The others are refused:",
+        f"{served} of them are passed to vLLM from `[model.vllm]`, spelled with `_` or `-`. The others are rejected:",
     ]
     lines += [""]
     for reason, entries in groupby(REFUSED_OPTIONS.items(), key=lambda entry: entry[1]):

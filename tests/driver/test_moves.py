@@ -9,6 +9,7 @@ import pytest
 from melld.cli.migrate import in_words, was_moved
 from melld.control.messages import AlreadyThere
 from melld.driver.moves import MoveCancelled
+from melld.engine.wire import messages as wire
 from melld.ids import RequestId
 from melld.migrate.planner import Cause
 from melld.migrate.snapshot import Via
@@ -110,11 +111,12 @@ async def test_kv_goes_to_another_machine_only_where_it_was_measured(daemon: Off
     first, second = await two_on_w0(daemon)
     place = daemon.fleet.places[W1]
     place.slot = msgspec.structs.replace(place.slot, machine="elsewhere")
+    daemon.executor.links[W0, W1] = wire.LinkOpened(peer=W0, transport="nixl")
     tasks = [daemon.ask(first, W1)]
     await asyncio.sleep(0)
     assert daemon.driver.wanted.way_of(first) is Via.TOKENS
     daemon.refuse(first)
-    daemon.planner.respect(msgspec.structs.replace(TIGHT, links={W0: {W1: 1_000_000}}))
+    daemon.executor.links[W0, W1] = wire.LinkOpened(peer=W0, transport="nixl", bytes_per_s=1e7)
     tasks.append(daemon.ask(second, W1))
     await asyncio.sleep(0)
     assert daemon.driver.wanted.way_of(second) is Via.KV
@@ -128,7 +130,7 @@ async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineD
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
     daemon.fleet.abort([second])
-    with pytest.raises(MoveCancelled, match="the request has ended"):
+    with pytest.raises(MoveCancelled, match="the request has finished"):
         await tasks[1]
     assert daemon.causes() == {}
     daemon.refuse(first)
@@ -156,7 +158,7 @@ async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: Offline
     await asyncio.sleep(0)
     for _ in range(22):
         daemon.epoch()
-    with pytest.raises(MoveCancelled, match="it has waited for 2 s: the link is full"):
+    with pytest.raises(MoveCancelled, match="waiting for 2 s: the link is full"):
         await tasks[1]
     assert daemon.state(second) is RequestState.RUNNING
     daemon.refuse(first)
@@ -187,3 +189,21 @@ async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaem
     assert daemon.begun() == {}
     assert in_words(msgspec.to_builtins(answer)).startswith(f"{first} is already on w0, it stays there until")
     assert was_moved(msgspec.to_builtins(answer))
+
+
+async def test_moves_are_planned_by_what_was_seen(daemon: OfflineDaemon) -> None:
+    """The rate at which a link was tried, and what the worker's own prompts cost: nothing else is measured."""
+    assert daemon.driver.wanted.boundaries().prefill == {}
+    times = daemon.fleet.workers[W1].times
+    for decodes in range(1, 41):
+        times.stepped(0.01 + 0.001 * decodes + 1e-4 * 100 * (decodes % 2), decodes, 100 * (decodes % 2))
+    daemon.executor.links[W0, W1] = wire.LinkOpened(peer=W0, transport="shared_memory", bytes_per_s=1e9)
+    learned = daemon.driver.wanted.boundaries()
+    assert learned.link_bytes(W0, W1) == 100_000_000
+    assert learned.prefill[W1].idle == pytest.approx(1000, rel=0.02)
+    first, _ = await two_on_w0(daemon)
+    task = asyncio.ensure_future(daemon.ask(first, W1))
+    await asyncio.sleep(0)
+    assert daemon.planner.boundaries == daemon.driver.wanted.boundaries()
+    daemon.refuse(first)
+    await task

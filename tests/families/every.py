@@ -10,8 +10,8 @@ from tests.families.texts import TEXTS
 
 FAMILIES: dict[str, Family] = TEXTS | POOLERS | HEADS
 WITHOUT_CPU = {
-    "nemotron_h_moe": "vLLM's CPU build has no experts without a gate",
-    "minimax_m2": "vLLM's CPU build chooses experts by their softmax, or in groups",
+    "nemotron_h_moe": "vLLM's CPU build has no ungated experts",
+    "minimax_m2": "vLLM's CPU build only selects experts by softmax or in groups",
     "kimi_linear": "vLLM's CPU build has no such layers",
     "olmo_hybrid": "vLLM's CPU build has no such layers",
     "qwen3_next_mtp": "vLLM's CPU build drafts beside states only without a prefix cache",

@@ -7,14 +7,13 @@ reads the wall clock, the reading is shown or written down and nothing is reckon
 import ast
 from pathlib import Path
 
-from melld.engine.fleet.place import MAX_FAILED_STARTS, Place
-from tests.engine.fleet.test_order import SLOT
+from melld.engine.fleet.life import Do, Event, WorkerLife
+from melld.ids import WorkerId
 
 MELLD = Path(__file__).parents[2] / "melld"
 WALL = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today", "CLOCK_REALTIME"}
 TOLD = {
     "daemon/wiring.py": "the first record of the decision log says what o'clock it is",
-    "driver/boundaries.py": "a profile says when it was measured",
     "engine/worker/start.py": "vLLM's request wants the time of its arrival: for warming up and measuring",
 }
 
@@ -48,15 +47,11 @@ def test_the_scan_finds_what_it_looks_for(tmp_path: Path) -> None:
 
 def test_starts_come_later_and_later_and_then_no_more() -> None:
     """A worker that cannot load does not keep a processor busy for ever with its attempts."""
-    place = Place(SLOT)
-    waits_s = []
-    for _ in range(11):
-        place.died(was_ready=False)
-        waits_s.append(place.back_off_s)
-        place.step("start" if place.given_up else "retry")
-    assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0, 60.0]
-    place.step("died")
-    place.failed_starts = MAX_FAILED_STARTS - 1
-    assert not place.given_up
-    place.failed_starts = MAX_FAILED_STARTS
-    assert place.given_up
+    life, waits_s = WorkerLife(WorkerId("w0")), []
+    life.take(Event.WAKE)
+    while not life.given_up:
+        life.take(Event.DIED)
+        waits_s.append(life.back_off_s)
+        do = life.take(Event.RETRY)
+    assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert do is Do.NOTHING

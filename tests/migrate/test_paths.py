@@ -4,20 +4,18 @@ import pytest
 
 from melld.ids import WorkerId
 from melld.migrate import paths
-from melld.migrate.boundaries import Boundaries, Segment
+from melld.migrate.boundaries import Boundaries, Prefill, Segment
 from melld.migrate.packing import Bin
 from melld.migrate.snapshot import Via
 
 W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
 MEASURED = Boundaries(
     links={W0: {W1: 30, W2: 90}},
-    ports_out={W0: 80},
-    ports_in={W1: 25},
     segments=(
         Segment(name="bridge", nbytes=70, pairs=frozenset({(W0, W1)})),
         Segment(name="memory", nbytes=0, pairs=frozenset({(W1, W0)})),
     ),
-    prefill={W1: ((0, 60), (1, 9), (3, 5))},
+    prefill={W1: Prefill(60, 9)},
     other_link_bytes=1000,
     other_port_bytes=2000,
 )
@@ -29,9 +27,9 @@ MEASURED = Boundaries(
         ((Via.KV, W0, W1), 30),
         ((Via.KV, W0, W2), 90),
         ((Via.KV, W1, W0), 1000),
-        (("out", W0), 80),
+        (("out", W0), 90),  # its fastest link
         (("out", W1), 2000),  # no link of it was measured
-        (("in", W1), 25),
+        (("in", W1), 30),
         (("in", W2), 90),  # its fastest link
         (("in", W0), 2000),
         (("shared", "bridge"), 70),
@@ -53,18 +51,10 @@ def test_a_copy_crosses_its_link_both_ports_and_what_its_pair_shares() -> None:
     assert paths.compute(W1) == ((Via.TOKENS, W1),)
 
 
-def test_ports_and_segments_carry_more_in_longer_epochs() -> None:
-    """All figures are for one length of the epoch."""
-    longer = MEASURED.for_epochs_of(MEASURED.epoch_s * 10)
-    assert (longer.ports_out, longer.ports_in, longer.segments[0].nbytes) == ({W0: 800}, {W1: 250}, 700)
-    assert (longer.other_link_bytes, longer.other_port_bytes) == (10_000, 20_000)
-    assert (longer.other_prefill, longer.segments[0].pairs) == (((0, 20480), (1, 5120)), frozenset({(W0, W1)}))
-
-
-def test_a_port_without_a_figure_is_as_fast_as_its_fastest_link() -> None:
+def test_a_port_is_as_fast_as_its_fastest_link() -> None:
     """What one link can carry has left its worker."""
     links = Boundaries(links={W0: {W1: 30, W2: 90}, W1: {W2: 40}})
     assert [links.out_bytes(worker) for worker in (W0, W1)] == [90, 40]
     assert [links.in_bytes(worker) for worker in (W1, W2)] == [30, 90]
-    none = Boundaries(ports_out={W0: 0}, ports_in={W0: 0}, links={W0: {W0: 0}})
+    none = Boundaries(links={W0: {W0: 0}})
     assert (none.out_bytes(W0), none.in_bytes(W0), none.link_bytes(W0, W0)) == (1, 1, 1)

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from melld.ids import RequestId, WorkerId
-from melld.migrate.boundaries import Boundaries
+from melld.migrate.boundaries import Boundaries, Prefill
 from melld.migrate.planner import Cause, Deferred, Planner, PlannerSettings, Start, Wanted
 from melld.migrate.snapshot import Via
 from tests.effort import examples
 
 LINK, COMPUTE, IDLE_COMPUTE = 100, 20, 50
 LIMITS = Boundaries(
-    epoch_s=0.1, other_link_bytes=LINK, other_prefill=((0, IDLE_COMPUTE), (1, COMPUTE)), links={}, prefill={}
+    epoch_s=0.1, other_link_bytes=LINK, other_prefill=Prefill(IDLE_COMPUTE, COMPUTE), links={}, prefill={}
 )
 BUSY = {WorkerId(name): 8 for name in ("w0", "w1", "w2")}
 KV, TOKENS = (Via.KV,), (Via.TOKENS,)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from melld.ids import RequestId, WorkerId
 from melld.migrate import paths
-from melld.migrate.boundaries import Boundaries, Pair, Segment
+from melld.migrate.boundaries import Boundaries, Pair, Prefill, Segment
 from melld.migrate.planner import Cause, Planner, Start, Wanted
 from melld.migrate.snapshot import Via
 from tests.effort import examples
@@ -29,7 +29,7 @@ FIGURE_9 = Boundaries(
     epoch_s=0.1,
     other_link_bytes=LINK,
     other_port_bytes=2 * LINK,
-    other_prefill=((0, COMPUTE), (1, COMPUTE)),
+    other_prefill=Prefill(COMPUTE, COMPUTE),
     segments=(SWITCH,),
 )
 
@@ -98,18 +98,11 @@ def test_a_move_larger_than_a_boundary_is_paced_by_the_narrowest_segment() -> No
 
 def test_tokens_are_reckoned_with_at_the_destination_s_present_load() -> None:
     """A busy worker prefills for others ten times as slowly as an idle one: then the link is over sooner."""
-    limits = Boundaries(epoch_s=0.1, other_link_bytes=LINK, other_prefill=((0, 10 * COMPUTE), (1, COMPUTE)))
+    limits = Boundaries(epoch_s=0.1, other_link_bytes=LINK, other_prefill=Prefill(10 * COMPUTE, COMPUTE))
     for batches, way in (({}, Via.TOKENS), (BUSY, Via.KV)):
         planner = Planner(limits)
         planner.ask(wanted("a", 1, 4, 3 * LINK, 5 * COMPUTE), 0.0)
         assert [start.via for start in planner.epoch(batches).starts] == [way]
-
-
-def test_moves_that_share_nothing_are_divided_apart() -> None:
-    """A crowded pair delays no move elsewhere, and few moves are packed optimally."""
-    items = [("a", ["x", "y"]), ("b", ["z"]), ("c", ["y", "w"]), ("d", ["v"]), ("e", ["w"])]
-    grouped = paths.together([(name, [(one,) for one in bins]) for name, bins in items])
-    assert grouped == [["a", "c", "e"], ["b"], ["d"]]
 
 
 MOVES = st.tuples(

@@ -3,7 +3,7 @@
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import GpuLink, Proximity
 from melld.migrate.boundaries import Pair
-from melld.migrate.topology import HOST_MEMORY, segments_of_cpus, segments_of_gpus, segments_of_machines
+from melld.migrate.topology import HOST_MEMORY, segments_of, segments_of_cpus, segments_of_gpus, segments_of_machines
 
 W = [WorkerId(f"w{number}") for number in range(4)]
 BELOW = {W[0]: 0, W[1]: 0, W[2]: 1, W[3]: 1}
@@ -22,9 +22,7 @@ def joined(nvlink: bool = False, peer_read: bool = True, far: Proximity = Proxim
 
 
 def crossing(links: dict[Pair, GpuLink]) -> dict[str, frozenset[Pair]]:
-    segments = segments_of_gpus(links, 7)
-    assert {segment.nbytes for segment in segments} <= {7}
-    return {segment.name: segment.pairs for segment in segments}
+    return {segment.name: segment.pairs for segment in segments_of_gpus(links)}
 
 
 def test_gpus_below_one_switch_share_the_way_out_of_it() -> None:
@@ -63,25 +61,35 @@ def test_copies_by_way_of_the_host_share_its_memory_and_leave_their_switch() -> 
 
 def test_nvlink_goes_by_no_switch_of_the_bus() -> None:
     """Directly connected devices are limited by their ports alone."""
-    assert segments_of_gpus(joined(nvlink=True), 7) == ()
+    assert segments_of_gpus(joined(nvlink=True)) == ()
 
 
 def test_where_the_driver_tells_nothing_nothing_is_made_up() -> None:
     """An unknown distance joins no two GPUs."""
-    assert segments_of_gpus(dict.fromkeys(joined(), GpuLink()), 7) == ()
+    assert segments_of_gpus(dict.fromkeys(joined(), GpuLink())) == ()
 
 
 def test_cpu_workers_share_one_memory() -> None:
     """Both directions of a pair, too."""
-    (segment,) = segments_of_cpus(W[:2], 7)
-    assert (segment.name, segment.nbytes, segment.pairs) == (HOST_MEMORY, 7, {(W[0], W[1]), (W[1], W[0])})
-    assert segments_of_cpus(W[:1], 7) == ()
+    (segment,) = segments_of_cpus(W[:2])
+    assert (segment.name, segment.pairs) == (HOST_MEMORY, {(W[0], W[1]), (W[1], W[0])})
+    assert segments_of_cpus(W[:1]) == ()
 
 
 def test_the_workers_of_a_machine_share_its_network() -> None:
     """Both ways; within a machine nothing goes over it."""
     machines = dict(zip(W, ("a", "a", "b", "c"), strict=True))
-    found = {segment.name: segment.pairs for segment in segments_of_machines(machines, 7)}
+    found = {segment.name: segment.pairs for segment in segments_of_machines(machines)}
     assert found["network of a, out"] == {(one, other) for one in W[:2] for other in W[2:]}
     assert found["network of b, in"] == {(W[0], W[2]), (W[1], W[2]), (W[3], W[2])}
-    assert segments_of_machines(dict.fromkeys(W, ""), 7) == ()
+    assert segments_of_machines(dict.fromkeys(W, "")) == ()
+
+
+def test_workers_share_what_their_devices_do() -> None:
+    """GPUs by how they are joined, CPU workers the memory, and two workers of one GPU nothing."""
+    devices = {W[0]: "GPU-a", W[1]: "GPU-b", W[2]: None, W[3]: None}
+    far = GpuLink(proximity=Proximity.MACHINE, nvlink=False, peer_read=False)
+    found = {one.name: one.pairs for one in segments_of(devices, {("GPU-a", "GPU-b"): far, ("GPU-b", "GPU-a"): far})}
+    pairs = {frozenset({(W[0], W[1]), (W[1], W[0])}), frozenset({(W[2], W[3]), (W[3], W[2])})}
+    assert set(found.values()) <= pairs
+    assert segments_of({W[0]: "GPU-a", W[1]: "GPU-a"}, {}) == ()

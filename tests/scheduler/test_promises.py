@@ -65,7 +65,7 @@ def test_the_log_tells_of_a_promise() -> None:
     arrived = fact_records(e.RequestArrived(0.0, RequestId("large"), 700, 700))
     records = arrived + [decision_record(1.0, command) for command in commands]
     text = in_words(stories_of(records).story("large"))
-    assert "promised room on w1" in text
+    assert "memory reserved on w1" in text
 
 
 def test_several_leave_only_if_none_is_enough_alone_and_all_find_a_place() -> None:

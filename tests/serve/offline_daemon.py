@@ -18,7 +18,7 @@ from melld.engine.wire.spec import WorkerSpec
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
-from melld.migrate.boundaries import Boundaries
+from melld.migrate.boundaries import Boundaries, Prefill
 from melld.migrate.planner import Cause, Planner, PlannerSettings
 from melld.migrate.snapshot import Phase, Via
 from melld.scheduler import events
@@ -28,7 +28,7 @@ from melld.scheduler.state import RequestState
 from tests.engine.fleet.virtual_worker import VirtualHost
 
 BLOCK_BYTES, BLOCK_TOKENS, BLOCKS = 1000, 16, 100
-TIGHT = Boundaries(epoch_s=0.1, other_link_bytes=5000, other_prefill=((0, 40), (1, 30)))
+TIGHT = Boundaries(epoch_s=0.1, other_link_bytes=5000, other_prefill=Prefill(40, 30))
 W0, W1, W2 = (WorkerId(name) for name in ("w0", "w1", "w2"))
 
 
@@ -73,7 +73,7 @@ class OfflineDaemon:
             self.up(name)
         for destination, message in self.fleet.sent:
             if isinstance(message, wire.OpenLink):
-                opened = wire.LinkOpened(peer=message.peer, transport="shared_memory", bytes_per_s=1e9)
+                opened = wire.LinkOpened(peer=message.peer, transport="shared_memory", bytes_per_s=5e4)
                 self.fleet.worker_said(self.fleet.slots[destination], opened, [])
 
     def clock(self) -> float:

@@ -121,14 +121,6 @@ def test_the_status_says_that_there_is_no_kv(daemon: DaemonProcess) -> None:
     assert "melld_worker_kv_capacity_bytes{" not in daemon.get("/metrics")
 
 
-def test_nothing_is_measured_for_moves(daemon: DaemonProcess) -> None:
-    """Its requests never move; a measurement would end its workers."""
-    asked = daemon.melld("profile")
-    assert asked.returncode == 1
-    assert "never move" in asked.stderr
-    assert all(worker["state"] == "ready" for worker in daemon.status()["workers"])
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/classify"])
 def test_what_it_cannot_do_is_refused_with_what_it_can(daemon: DaemonProcess, path: str) -> None:
     """People confuse an embedder with a chat model: one line says which paths it answers."""

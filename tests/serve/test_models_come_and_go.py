@@ -121,14 +121,14 @@ def test_settings_that_a_model_follows_cost_no_load(town: Town) -> None:
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ('{path = "/nowhere"}', "there is no directory"),
+        ('{path = "/nowhere"}', "no such directory"),
         ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing(town: Town, entry: str, why: str) -> None:
     """One line says why, as `melld check-config` does."""
     told = town.reload("demo", entry % town.demo if "%s" in entry else entry)
-    assert "reload refused" in told
+    assert "reload rejected" in told
     assert why in told
     assert town.names() == ["demo", "other"]
     checked = town.daemon.melld("check-config", str(town.file))
@@ -142,12 +142,35 @@ def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
     assert town.daemon.melld("load", path, "--name", "extra").stdout == "extra: loaded\n"
     town.reload("demo", "other")
     assert town.names() == ["demo", "other", "extra"]
-    assert "there is a model 'extra'" in town.daemon.melld("load", path, "--name", "extra").stderr
+    assert "model 'extra' already exists" in town.daemon.melld("load", path, "--name", "extra").stderr
     stream = Stream(town.daemon, {**LONG, "max_tokens": 4000, "model": "extra"})
     stream.wait_chunks(5)
     assert town.daemon.melld("unload", "extra", "--now").stdout == "extra: unloaded\n"
     assert stream.result().error["code"] == "model_unloaded"
     assert town.names() == ["demo", "other"]
+
+
+def test_a_model_that_was_alone_gets_a_neighbour_without_a_restart(town: Town, tmp_path: Path) -> None:
+    """Its worker and its streams go on, and the other is served beside it; then either may leave for the other."""
+    file = tmp_path / "melld.toml"
+    devices = '[devices]\ncpu = {count = 1, memory_bytes = "2GiB", kv_bytes = "64MiB"}\n'
+    file.write_text(f'[model]\npath = "{town.demo}"\nname = "demo"\n{devices}')
+    with DaemonProcess(None, "--config", str(file), "--log-level", "info", harmable=True) as daemon:
+        daemon.wait_ready()
+        before, quiet = daemon.status()["workers"][0], Stream(daemon, LONG | {"model": "demo"}).result()
+        with slowed(daemon.faults):
+            stream = Stream(daemon, LONG | {"model": "demo"})
+            stream.wait_chunks(5)
+            file.write_text(f"models = [{town.lines['demo']}, {town.lines['other']}]\n{devices}")
+            daemon.lines.clear()
+            daemon.process.send_signal(signal.SIGHUP)
+            assert "reloaded: models, added other" in daemon.wait_for("reload")
+        other = request(daemon.url, "POST", COMPLETIONS, {"prompt": "A daemon", "model": "other", "temperature": 0})
+        assert other.status == 200, other.body
+        assert stream.result() == quiet
+        assert daemon.status()["workers"][0]["pid"] == before["pid"]
+        assert daemon.melld("unload", "demo").stdout == "demo: unloaded\n"
+        assert Stream(daemon, LONG | {"model": "demo"}).result() == quiet
 
 
 def test_only_what_a_load_cannot_change_makes_another_model() -> None:

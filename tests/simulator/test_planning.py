@@ -2,6 +2,7 @@
 
 import msgspec
 
+from melld.migrate.boundaries import Prefill
 from melld.migrate.snapshot import Via
 from melld.scheduler import events
 from melld.simulator.latency import ConstantLatency
@@ -39,7 +40,7 @@ def test_boundaries_follow_from_the_machines() -> None:
     """The simulator's boundaries are what the simulated machines can do."""
     limits = boundaries_of(SMALL, LINK)  # epochs of half a second, 0.1 ms a token
     assert limits.other_link_bytes == 20 * BLOCK_BYTES
-    assert limits.other_prefill == ((0, 5000), (1, 500))
+    assert limits.other_prefill == Prefill(5000, 500)
     assert tokens_within(ConstantLatency(0.02, prefill_token_s=10.0), 0.5) == 1
 
 

@@ -82,8 +82,8 @@ class Acceptor:
         connection.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
-        except OSError as error:  # the client has left already
-            log.debug("a connection was lost as it was made: %s", error)
+        except OSError as error:  # the client disconnected already
+            log.debug("connection lost while being accepted: %s", error)
             connection.close()
 
     def _is_news(self) -> bool:

@@ -17,7 +17,6 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web import RequestPayloadError
 
 from melld.api.answers import Answer, Dialect
-from melld.api.connections.half_closed import abort_once_gone
 from melld.api.connections.patience import Patience
 from melld.api.connections.reader_watch import ReaderWatch
 from melld.config_server import ServerConfig
@@ -47,7 +46,6 @@ class Connection(web.RequestHandler):
         "_loses",
         "_requests_answered",
         "_requests_seen",
-        "_watch",
         "_wire_bytes",
     )
 
@@ -78,8 +76,6 @@ class Connection(web.RequestHandler):
         """True once the parser may have dropped what came behind a request for another protocol."""
         self._wire_bytes = 0
         """Bytes received for it since its head; below 0 once it is refused."""
-        self._watch: asyncio.Task[None] | None = None
-        """Set when the client has closed its sending side."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the time limit for the first head."""
@@ -91,8 +87,6 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop all timers."""
         self._disarm()
-        if self._watch is not None:
-            self._watch.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -126,20 +120,6 @@ class Connection(web.RequestHandler):
             return False
         return not data.endswith(END_OF_CHUNKS) if self._last.chunked else head_bytes + body_bytes != len(data)
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows more than aiohttp declares
-        """Keep the connection of a client that has sent all its requests and waits for an answer."""
-        waits = self._requests_answered < self._requests_seen and self._body.is_eof()
-        if not waits or self.transport is None:
-            return None
-        is_old = getattr(self._last, "version", HttpVersion11) < HttpVersion11
-        watching = abort_once_gone(self.transport, self._is_waiting, is_old=is_old)
-        self._watch = asyncio.get_running_loop().create_task(watching, name="watch a half-closed connection")
-        return True
-
-    def _is_waiting(self) -> bool:
-        """Return True if nothing of the present answer has been sent."""
-        return (request := self._current_request) is not None and request.writer.output_size == 0
-
     def _refuse_framing(self) -> None:
         """Fail a body whose chunks are nearly all framing; its reader, if there still is one, answers."""
         if self._current_request is None:
@@ -147,12 +127,12 @@ class Connection(web.RequestHandler):
             return
         self._wire_bytes = -1  # discard what still comes for a while, so that the answer is not lost
         self._lingering_time = LINGER_S / 4
-        self._body.set_exception(RequestPayloadError("its chunks hold next to no content"))
+        self._body.set_exception(RequestPayloadError("its chunks carry almost no content"))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the response, unless nobody reads it; the next head may follow.
+        """Send the response, unless the client stopped reading; then accept the next request.
 
         What came behind a head that asks for another protocol, which it does not get, may be in that: it is dropped,
         and the connection closed, as behind a body that only the connection's end can frame.
@@ -170,18 +150,13 @@ class Connection(web.RequestHandler):
             if self._wire_bytes < 0:
                 self._body._exception = None  # noqa: SLF001  the answer is sent: linger as after any other
             is_last = self._requests_answered == self._requests_seen
-            if came_behind or (is_last and (self._loses or self._watch is not None)):
+            if came_behind or (is_last and self._loses):
                 self.close()
 
     def hold(self) -> None:
         """Read nothing further: now, if no request is under way; else close the connection behind its answer."""
         is_waiting = self._waiter is not None and not self._messages
-        if (
-            self.transport is None
-            or not is_waiting
-            or (self._head_timer is not None and self._is_held is False)
-            or self._watch is not None
-        ):
+        if self.transport is None or not is_waiting or (self._head_timer is not None and self._is_held is False):
             if (request := self._current_request) is not None:
                 request._message = request._message._replace(should_close=True)  # noqa: SLF001  said in its head
             if not is_waiting:
@@ -227,10 +202,10 @@ class Connection(web.RequestHandler):
             answer = Answer(414, "the URL is too long", code="url_too_long")
         elif isinstance(exc, LineTooLong) or "Too many headers" in (message or ""):
             limits = f"{self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes"
-            answer = Answer(431, f"the request's head is larger than {limits}", code="headers_too_large")
+            answer = Answer(431, f"the request headers exceed {limits}", code="headers_too_large")
         elif status == 400:
             why = (message or "no reason known").partition("\n")[0].rstrip(":. ")[:200]
-            answer = Answer(400, f"the request is not HTTP/1.1 as it is served here: {why}", code="malformed_request")
+            answer = Answer(400, f"invalid or unsupported HTTP/1.1 request: {why}", code="malformed_request")
         else:
             log.error("a connection's handler failed", exc_info=exc)
             answer = Answer(500, "Internal server error", code="internal_error")
@@ -281,7 +256,7 @@ def framing_fault(request: web.BaseRequest) -> Answer | None:
         return None
     if request.version < HttpVersion11:
         return Answer(400, "HTTP/1.0 has no Transfer-Encoding", code="malformed_request")
-    return Answer(501, "the only Transfer-Encoding that is served is chunked", code="unsupported_transfer_encoding")
+    return Answer(501, "the only supported Transfer-Encoding is chunked", code="unsupported_transfer_encoding")
 
 
 def _last_answer(answer: Answer) -> web.Response:

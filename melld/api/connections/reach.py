@@ -88,12 +88,12 @@ def client_of(headers: Mapping[str, str], keys: Keys, *, is_open: bool) -> Clien
         Refusal: 401 for a missing or wrong key; 403, without keys, for the name by which a web page could get here.
     """
     if not (keys or is_open or names_this_machine(headers.get("Host"))):
-        message = "without an API key this server answers to localhost and to addresses, not to other names"
+        message = "without an API key, this server only accepts requests addressed to localhost or to an IP address"
         raise Refusal(403, message, code="unknown_host")
     client = keys.client_of(presented_key(headers.get("Authorization"), headers.get("x-api-key")))
     if client is None:
         asked = {"WWW-Authenticate": "Bearer"}
-        raise Refusal(401, "a valid API key is needed", code="invalid_api_key", headers=asked)
+        raise Refusal(401, "a valid API key is required", code="invalid_api_key", headers=asked)
     return client
 
 
@@ -108,12 +108,12 @@ def check_sender_of_form(headers: Mapping[str, str], config: ServerConfig) -> No
     if "Origin" not in headers or is_allowed(headers, config):
         return
     if presented_key(headers.get("Authorization"), headers.get("x-api-key")) is None:
-        raise Refusal(403, "a web page may send a form only with an API key", code="cross_origin")
+        raise Refusal(403, "a web page may only send a form with an API key", code="cross_origin")
 
 
 def _is_open(where: str) -> ConfigError:
     return ConfigError(
         "[server.host]",
-        f"{where} is reachable from other machines and there is no API key: "
-        "set [server] api_key_file, or start with allow_remote_without_key = true",
+        f"{where} is reachable from other machines but has no API key: "
+        "set [server] api_key_file, or allow_remote_without_key = true",
     )

@@ -1,12 +1,10 @@
 """Reads a request's body within limits of type, size and time, and the fields of a form, in which audio is uploaded.
 
-A compressed body is decompressed no further than the limit, so that a bomb costs no more than a body of that size.  The
-file of a form stays in memory: bodies are bounded.
+The file of a form stays in memory: bodies are bounded.
 """
 
 import asyncio
 import io
-import zlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -24,10 +22,6 @@ FORM = "multipart/form-data"
 MAX_FIELDS = 64
 PIECE_BYTES = 1 << 20
 """Read in one turn of the event loop: a millisecond."""
-_ZLIB = ("gzip", "deflate")
-ENCODINGS = ("", "identity", *_ZLIB)
-MAX_GZIP_MEMBERS = 1024
-"""Each costs the event loop 6 us, however little it holds.  `bgzip` makes one for each 64 KiB."""
 
 
 async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: str = JSON) -> bytes:
@@ -39,8 +33,8 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: 
     """
     if request.content_type != media_type:
         raise Refusal(415, f"Content-Type must be {media_type}", code="unsupported_media_type")
-    if request.headers.get("Content-Encoding", "").lower() not in ENCODINGS:
-        raise Refusal(415, "Content-Encoding must be gzip, deflate or absent", code="unsupported_encoding")
+    if request.headers.get("Content-Encoding", "").lower() not in ("", "identity"):
+        raise Refusal(415, "compressed bodies are not supported: remove Content-Encoding", code="unsupported_encoding")
     if (request.content_length or 0) > limits.max_body_bytes:
         raise _too_large(limits)
     try:
@@ -54,62 +48,25 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: 
             finally:
                 timer.cancel()
     except TimeoutError as error:
-        message = f"the body did not come within {limits.body_timeout_s:g} s"
+        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
         raise Refusal(408, message, code="request_timeout") from error
-    except (web.RequestPayloadError, BadHttpMessage, zlib.error) as error:
+    except (web.RequestPayloadError, BadHttpMessage) as error:
         raise Refusal(400, f"the body cannot be read: {error}", code="malformed_body") from error
 
 
 async def _read(request: web.BaseRequest, limits: ServerConfig) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    inflate = _Inflate(limits.max_body_bytes) if request.headers.get("Content-Encoding", "").lower() in _ZLIB else None
     while chunk := await request.content.readany():
-        piece = chunk if inflate is None else inflate.feed(chunk)
-        size += len(piece)
+        size += len(chunk)
         if size > limits.max_body_bytes:
             raise _too_large(limits)
-        chunks.append(piece)
-    if inflate is not None and not inflate.complete:
-        raise zlib.error("it is cut short")
+        chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-class _Inflate:
-    """The members of a gzip file (RFC 1952), or a zlib stream, decompressed to one byte beyond the limit."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._left_bytes = limit_bytes + 1
-        self._members = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | (32 if self._members == 0 else 16))
-        self._members += 1
-        if self._members > MAX_GZIP_MEMBERS:
-            raise zlib.error(f"it has more than {MAX_GZIP_MEMBERS} gzip members")
-
-    def feed(self, chunk: bytes) -> bytes:
-        pieces = []
-        while self._left_bytes:
-            if self._stream.eof:
-                chunk = chunk.lstrip(b"\0")  # padding between members, as the gzip program takes it
-                if chunk:
-                    self._begin()
-            if not chunk:
-                break
-            pieces.append(self._stream.decompress(chunk, self._left_bytes))
-            self._left_bytes -= len(pieces[-1])
-            chunk = self._stream.unused_data
-        return b"".join(pieces)
-
-    @property
-    def complete(self) -> bool:
-        return self._stream.eof
-
-
 async def _let_go_on(request: web.BaseRequest) -> None:
-    """Answer a client (curl) that asks before it sends a large body, and waits a second for the answer."""
+    """Answer `Expect: 100-continue`, which curl sends before a large body and waits a second for."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # aiohttp would count this as part of the response.
@@ -135,7 +92,7 @@ async def parse_form(content_type: str, body: bytes) -> dict[str, Any]:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise Refusal(400, f"the form cannot be read: {error.message}", code="malformed_body") from error
+        raise Refusal(400, f"the form is invalid: {error.message}", code="malformed_body") from error
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name.endswith("[]"):
@@ -144,7 +101,7 @@ async def parse_form(content_type: str, body: bytes) -> dict[str, Any]:
             fields[name] = value
     file = fields.get("file")
     if not isinstance(file, UploadFile):
-        raise bad("file", "file holds the audio, with a file name")
+        raise bad("file", "file must contain the audio and have a file name")
     with file.file:
         return fields | {"file": UploadFile(io.BytesIO(file.file.read()))}
 

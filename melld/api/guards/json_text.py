@@ -48,7 +48,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise _malformed(f"the body is not JSON: {error}") from error
     except ValueError as error:
-        raise _malformed("the body holds a number that is too large") from error
+        raise _malformed("the body contains a number that is too large") from error
     if not isinstance(value, dict):
         raise _malformed("the body is not a JSON object")
     flattened = body.translate(_FLATTENED)
@@ -62,7 +62,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
 def _check_amount(body: bytes) -> None:
     """Limit escapes, containers and values before parsing: first by a quick count that includes text in strings."""
     if body.count(b"\\") > MAX_ESCAPES:
-        raise _malformed(f"the body holds more than {MAX_ESCAPES} escapes: send UTF-8")
+        raise _malformed(f"the body contains more than {MAX_ESCAPES} escapes: send UTF-8")
     if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS and body.count(b",") <= MAX_VALUES:
         return
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(b'\\"', b""), np.uint8)
@@ -76,9 +76,9 @@ def _check_amount(body: bytes) -> None:
         containers += int(np.count_nonzero((structure == ord("[")) | (structure == ord("{"))))
         separators += int(np.count_nonzero(structure == ord(",")))
         if containers > MAX_CONTAINERS:
-            raise _malformed(f"the body holds more than {MAX_CONTAINERS} objects and lists")
+            raise _malformed(f"the body contains more than {MAX_CONTAINERS} objects and lists")
         if separators > MAX_VALUES:
-            raise _malformed(f"the body holds more than {MAX_VALUES} values")
+            raise _malformed(f"the body contains more than {MAX_VALUES} values")
 
 
 def _check(key: str, root: object, max_depth: int, careful: bool) -> None:
@@ -99,23 +99,23 @@ def _check(key: str, root: object, max_depth: int, careful: bool) -> None:
         elif isinstance(value, str):
             _check_text(value, key)
         elif isinstance(value, float) and not math.isfinite(value):
-            raise _malformed("a number is beyond the range of a double", key)
+            raise _malformed("a number is outside the range of a double", key)
         elif isinstance(value, int) and value not in _INTEGERS:
-            raise _malformed("an integer is beyond 64 bits", key)
+            raise _malformed("an integer exceeds 64 bits", key)
 
 
 def _check_text(text: str, param: str | None) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _malformed("a string holds half of a surrogate pair", param) from error
+        raise _malformed("a string contains an unpaired surrogate", param) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = collections.Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise _malformed(f"the key {twice[:64]!r} stands twice in one object", twice[:64])
+        raise _malformed(f"the key {twice[:64]!r} appears twice in one object", twice[:64])
     return found
 
 

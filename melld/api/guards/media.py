@@ -67,7 +67,7 @@ def guarded_session(is_refused: Callable[[str], bool]) -> aiohttp.ClientSession:
 
 
 def _refuse_to_block() -> NoReturn:
-    raise VLLMValidationError("media URLs are fetched by the event loop alone")
+    raise VLLMValidationError("media URLs may only be fetched by the event loop")
 
 
 def is_internal(host: str) -> bool:
@@ -103,6 +103,6 @@ def _refusing(load: Callable[[Any, bytes], Any]) -> Callable[[Any, bytes], Any]:
         except (ValueError, VLLMError, ImportError, MemoryError):
             raise
         except Exception as error:  # libsndfile and FFmpeg have errors of their own, Pillow raises any
-            raise VLLMValidationError(f"media of the request cannot be decoded: {error}") from error
+            raise VLLMValidationError(f"media in the request cannot be decoded: {error}") from error
 
     return load_bytes

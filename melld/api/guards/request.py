@@ -20,15 +20,15 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Each would have an effect that clients must not have, or none where they expect one.
 REFUSED = {
-    "kv_transfer_params": "kv_transfer_params is not for clients",
-    "ec_transfer_params": "ec_transfer_params is not for clients",
+    "kv_transfer_params": "kv_transfer_params is not available to clients",
+    "ec_transfer_params": "ec_transfer_params is not available to clients",
     "data_parallel_rank": "melld chooses the worker",
     "guided_json": "guided_json was removed: use response_format or structured_outputs",
     "guided_regex": "guided_regex was removed: use structured_outputs",
     "guided_choice": "guided_choice was removed: use structured_outputs",
     "guided_grammar": "guided_grammar was removed: use structured_outputs",
-    "functions": "functions was replaced: use tools",
-    "conversation": "conversations are not kept here: use previous_response_id",
+    "functions": "functions was replaced by tools",
+    "conversation": "conversations are not stored: use previous_response_id",
 }
 TOOLS_FACTOR = 8
 TOOL_VALUES = 20
@@ -85,7 +85,7 @@ def _check_refused(body: dict[str, Any], trust: Trust) -> None:
         if body.get(name) is not None:
             raise bad(name, why)
     if body.get("best_of") not in (None, body.get("n") or 1):
-        raise bad("best_of", "best_of must be n: ask for n answers, and choose")
+        raise bad("best_of", "best_of must equal n: request n choices and pick one")
     extra = body.get("vllm_xargs")
     if isinstance(extra, dict):
         for name in extra.keys() & REFUSED.keys():
@@ -99,7 +99,7 @@ def _check_refused(body: dict[str, Any], trust: Trust) -> None:
     if not trust.multimodal_kwargs:
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if body.get(name):
-                raise bad(name, f"{name} is not for clients of this server")
+                raise bad(name, f"{name} is not available to clients of this server")
 
 
 def _check_ids(body: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _check_messages(messages: object, limits: ServerConfig, budget: Budget) -> N
         shown = [one for part in parts for one in _listed(_inside(part, "content"))]
         budget.spend(len(shown), "messages")
         if any(_inside(one, "type") == "image" and not isinstance(one.get("source", {}), dict) for one in shown):
-            raise bad(f"messages.{index}.content", "the source of a tool's image must be an object")
+            raise bad(f"messages.{index}.content", "a tool image's source must be an object")
 
 
 def _check_history(entries: object, name: str, limits: ServerConfig) -> None:
@@ -169,7 +169,7 @@ def _check_media(messages: object, name: str, budget: Budget) -> None:
             budget.spend(1 + len(part), name)
             inner = part.values() if isinstance(part, dict) else part
             if isinstance(part, dict) and _names_files(part):
-                raise bad(f"{name}.{index}.content", "files of the server are not for clients")
+                raise bad(f"{name}.{index}.content", "files on the server are not available to clients")
             waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 
@@ -184,7 +184,7 @@ def _check_tools(body: dict[str, Any], trust: Trust) -> None:
     if trust.no_tools_because and body.get("tools") and kind != "none":
         raise bad("tools", trust.no_tools_because)
     if kind not in (None, "none", "auto") and not body.get("tools"):
-        raise bad("tool_choice", "tool_choice needs tools to choose from")
+        raise bad("tool_choice", "tool_choice requires tools")
 
 
 def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
@@ -194,7 +194,7 @@ def _check_constraints(body: dict[str, Any], most_bytes: int) -> None:
     for names, most in ((_CONSTRAINTS, most_bytes), (("tools",), TOOLS_FACTOR * most_bytes)):
         for name in names:
             if body.get(name) is not None and len(msgspec.json.encode(body[name])) > most:
-                raise bad(name, f"{name} has at most {most} bytes")
+                raise bad(name, f"{name} may have at most {most} bytes")
 
 
 def _tool_schemas(tools: object, budget: Budget) -> Iterator[object]:

@@ -11,6 +11,7 @@ from melld.api.serving.messages import Messages
 from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
 from melld.api.serving.roles import Renderer
+from melld.api.serving.short_prompts import at_once
 from melld.api.serving.telling import telling
 from melld.api.serving.usage import CountedCompletions
 
@@ -43,5 +44,8 @@ def fit_classes(serving: State) -> None:
             setattr(handler, attribute, told)
     if (completions := getattr(serving, "openai_serving_completion", None)) is not None:
         completions.engine_client = WithoutReasoning(completions.engine_client)
+    renderer = completions.renderer if completions is not None else None
+    if renderer is not None and not getattr(serving.args, "trust_request_chat_template", False):
+        renderer.__class__ = at_once(type(renderer))  # a client's template may never end
     tell_lengths(serving)
     serve_many_texts(serving)

@@ -16,6 +16,9 @@ def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False)
         return None
 
     class Telling(parser):  # type: ignore[misc, valid-type]  # vLLM is not checked: its classes are Any
+        telling_of = parser
+        """Whose words it tells: text that is nothing else is left as it is."""
+
         def parse(self, *arguments: Any, **named: Any) -> Any:
             thought, text, calls = super().parse(*arguments, **named)
             for call in calls or ():
@@ -25,7 +28,8 @@ def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False)
         def parse_delta(self, *arguments: Any, **named: Any) -> Any:
             delta = super().parse_delta(*arguments, **named)
             if delta is not None:
-                delta.tool_calls = joined(delta.tool_calls)
+                if delta.tool_calls:
+                    delta.tool_calls = joined(delta.tool_calls)
                 for call in delta.tool_calls:
                     if call.id:
                         call.id = _call_id(call.id, call_prefix)

@@ -21,7 +21,7 @@ from melld.control.messages import Lend
 from melld.printable import printable
 
 NOT_LENT, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
-"""Exit codes that `env`, `timeout` and `docker run` have, too: the program did not run."""
+"""Exit codes for a program that did not run, as in `env`, `timeout` and `docker run`."""
 LONGEST_COMMAND = 80
 
 
@@ -29,22 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     parser.usage = "melld run [--gpus N | --device DEVICES] [--wait SECONDS] [--all] -- COMMAND ..."
     parser.description = (
-        "Run a program on a device of the daemon's.  The requests there move to other workers while their streams go "
-        "on; the program starts once the device is empty, with CUDA_VISIBLE_DEVICES set (on CPU devices MELLD_DEVICES "
-        "alone), and when it ends, the worker starts again."
+        "Run a program on one of the daemon's devices.  The device's requests move to other workers without "
+        "interrupting streams; once it is empty, the program starts with CUDA_VISIBLE_DEVICES set (on CPU devices, "
+        "only MELLD_DEVICES).  When the program exits, the worker restarts."
     )
     parser.epilog = (
-        "Exit codes: the program's own, 128+n if signal n ended it; else 2 bad usage, 125 no device was lent, 126 the "
-        "program cannot be run, 127 it was not found."
+        "Exit codes: the program's own, or 128+n if signal n killed it; 2 bad usage, 125 no device lent, 126 program "
+        "not executable, 127 program not found."
     )
     which = parser.add_mutually_exclusive_group()
     count = number_that("must be 1 or more", lambda value: value >= 1, int)
-    add_flag(which, "--gpus N", "how many devices: those that cost least to empty (default: 1)", type=count, default=1)
-    add_flag(which, "--device DEVICES", "these: cuda:1, or cuda:0,1, as `melld status` names them", default="")
+    add_flag(which, "--gpus N", "number of devices; picks those cheapest to drain (default: 1)", type=count, default=1)
+    add_flag(which, "--device DEVICES", "specific devices, as named by `melld status`: cuda:1 or cuda:0,1", default="")
     seconds = number_that("must not be below zero", lambda value: 0 <= value < float("inf"))
-    patience = "wait so long for a device that can be lent (default: 0)"
+    patience = "how long to wait for a device (default: 0)"
     add_flag(parser, "--wait SECONDS", patience, type=seconds, default=0)
-    add_flag(parser, "--all", "lend even the last worker in service: new requests wait", action="store_true")
+    add_flag(parser, "--all", "lend even the last worker in service; new requests then wait", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the program to run")
     add_daemon_flags(parser)
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(_usage(dashes))
         return BAD_USAGE
     if shutil.which(command[0]) is None:
-        say(f"there is no program {command[0]!r}")
+        say(f"program not found: {command[0]!r}")
         return NOT_FOUND
     asked = Lend(
         command=_shown(command),

@@ -21,17 +21,17 @@ AGAIN_S = 0.2
 
 
 class NotLent(Exception):
-    """There is no loan; the text says why."""
+    """No loan was made; the text says why."""
 
 
 def say(text: str) -> None:
-    """Tell the user, beside what the program prints."""
+    """Print a message for the user, next to the program's own output."""
     with contextlib.suppress(OSError):  # standard error is closed
         print(f"melld run: {text}", file=sys.stderr, flush=True)
 
 
 def wait_lent(answer: OpenAnswer) -> Loan:
-    """Wait until devices are lent, and say what is waited for; else close the connection.
+    """Wait until devices are lent, showing progress; close the connection on failure.
 
     Raises:
         NotLent: none were.
@@ -51,15 +51,15 @@ def wait_lent(answer: OpenAnswer) -> Loan:
                 case LoanStep.WAITING:
                     text = f"waiting: {loan.reason}"
                 case LoanStep.EMPTYING:
-                    text = f"emptying {', '.join(loan.workers)} of requests: {loan.left} left, {loan.moved} moved"
+                    text = f"draining {', '.join(loan.workers)}: {loan.left} left, {loan.moved} moved"
             if text != told:
                 say(text)
             told = text
-        raise NotLent("the daemon has gone")
+        raise NotLent("the daemon is gone")
 
 
 class LoanHolder:
-    """Keeps the loan's connection, and asks the next daemon for the same devices if it breaks."""
+    """Keeps the loan's connection, and reclaims the devices from the next daemon if it breaks."""
 
     def __init__(self, client: ControlClient, asked: Lend, answer: OpenAnswer, devices: Sequence[str]) -> None:
         self._client = client
@@ -85,7 +85,7 @@ class LoanHolder:
                 for _ in self._answer.lines():
                     pass
             if not self._over.is_set():
-                say("the daemon has gone; the program runs on, and its devices are asked for again")
+                say("the daemon is gone; the program keeps running, and the next daemon will be asked for its devices")
                 self._ask_again()
 
     def _ask_again(self) -> None:
@@ -98,7 +98,7 @@ class LoanHolder:
             except NO_ANSWER as error:
                 if isinstance(error, ControlRefused) and str(error) != told:
                     told = str(error)
-                    say(f"the program runs on without a loan: {told}")
+                    say(f"the program keeps running without a loan: {told}")
             else:
                 say(f"the daemon is back: the program keeps {', '.join(self._devices)}")
                 break

@@ -10,16 +10,14 @@ import pathlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, Any
 
 import msgspec
 
 from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
-from melld.cli.simulation.models import run_models
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
-from melld.decisions.records import Record, encode
+from melld.decisions.records import Record, encode, read
 from melld.decisions.replay import replay
 from melld.errors import ConfigError, MelldError
 from melld.scheduler.targets import Targets
@@ -30,8 +28,6 @@ from melld.simulator.latency import ConstantLatency, profile_for
 from melld.simulator.links import LinkSettings
 from melld.simulator.settings import GPUS_PER_MACHINE, SimulatorSettings
 from melld.simulator.workload import Workload
-
-PROGRESS_ABOVE = 20_000  # requests: fewer end too soon for a bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print; return 0, 1 for an unusable file or a stuck policy, 2 for flags that cannot be combined."""
     try:
-        if arguments.models is not None:
-            return run_models(arguments)
-        if arguments.sharing is not None:
-            raise ConfigError("--sharing", "is for --models")
         policies = _policies(arguments)
         if arguments.replay is not None:
             return _replay(arguments, policies)
@@ -57,14 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         workload = _workload(arguments)
         if arguments.high_part is not None:
             workload = workload.with_high(arguments.high_part, random.Random(arguments.seed))
-        outcomes = [_run_one(policy, arguments, settings, workload) for policy in policies]
-        reports = [outcome.report for outcome in outcomes]
+        reports = [_run_one(policy, arguments, settings, workload).report for policy in policies]
         if arguments.json:
             sys.stdout.buffer.write(msgspec.json.encode({"policies": reports}) + b"\n")
         else:
             print(table(reports, settings))
-        if arguments.plot is not None:
-            _plot(arguments, settings, workload, outcomes)
         return DONE
     except ConfigError as error:
         print(f"melld simulate: {error}", file=sys.stderr)
@@ -82,14 +71,14 @@ def _policies(arguments: argparse.Namespace) -> list[str]:
         if name not in ALL_POLICIES:
             raise ConfigError("--policy", f"{name!r} is not one of {', '.join(ALL_POLICIES)}")
     if arguments.decision_log is not None and len(names) > 1:
-        raise ConfigError("--decision-log", "one log holds one policy's decisions: name one --policy")
+        raise ConfigError("--decision-log", "a log holds the decisions of one policy: give one --policy")
     return list(dict.fromkeys(names))
 
 
 def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
     sized = arguments.capacity_bytes is not None
     if sized != (arguments.bytes_per_token is not None):
-        raise ConfigError("--capacity-bytes", "needs --bytes-per-token, and the other way round")
+        raise ConfigError("--capacity-bytes", "requires --bytes-per-token, and vice versa")
     if sized and (arguments.model or arguments.gpu):
         raise ConfigError("--capacity-bytes", "cannot be combined with --model and --gpu")
     model, card = model_by_name(arguments.model or "llama-2-13b"), card_by_name(arguments.gpu or "a100-40g")
@@ -121,11 +110,11 @@ def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
 def _link(arguments: argparse.Namespace) -> LinkSettings | None:
     machines, rate, between_rate = arguments.machines, arguments.link_rate, arguments.machine_link_rate
     if machines is not None and (rate is None or arguments.gpus is None or arguments.gpus % machines):
-        raise ConfigError("--machines", "needs --link-rate, and --gpus as a multiple of it")
+        raise ConfigError("--machines", "requires --link-rate, and --gpus as a multiple of it")
     if machines is None and (between_rate is not None or arguments.lose_machine_s is not None):
         raise ConfigError("--machine-link-rate" if between_rate else "--lose-machine-s", "needs --machines")
     if machines == 1 and arguments.lose_machine_s is not None:
-        raise ConfigError("--lose-machine-s", "needs --machines of 2 or more: nothing would be left")
+        raise ConfigError("--lose-machine-s", "requires --machines of 2 or more: otherwise nothing would be left")
     if rate is None:
         return None
     if between_rate is None:
@@ -147,12 +136,12 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     lengths = None if arguments.lengths is None else workloads.parse_lengths(arguments.lengths)
     if arguments.poisson is not None:
         if lengths is None or arguments.seconds == math.inf:
-            raise ConfigError("--poisson", "needs --lengths and --seconds")
+            raise ConfigError("--poisson", "requires --lengths and --seconds")
         if arguments.rate is not None:
             raise ConfigError("--rate", "is for --trace")
         made = workloads.gamma(arguments.poisson, arguments.variation, arguments.seconds, lengths, chance)
         if not len(made):
-            raise ConfigError("--seconds", "no request arrives in this time: make it longer")
+            raise ConfigError("--seconds", "no request arrives in this time: increase it")
         return made.scaled(arguments.length_factor)
     trace = workloads.read_trace(arguments.trace)
     if arguments.rate is not None and len(trace):
@@ -161,7 +150,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         trace = trace.with_lengths(lengths, chance)
     trace = trace.until(arguments.seconds)
     if not len(trace):
-        raise ConfigError("--seconds", "no request of the trace is left: make it longer")
+        raise ConfigError("--seconds", "no request of the trace arrives in this time: increase it")
     return trace.scaled(arguments.length_factor)
 
 
@@ -169,53 +158,21 @@ def _run_one(
     policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
 ) -> PolicyOutcome:
     choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    with _decision_log(arguments.decision_log) as log, _progress(policy, len(workload)) as progress:
-        return run_policy(policy, settings, workload, choices, log, progress)
+    with _decision_log(arguments.decision_log) as log:
+        return run_policy(policy, settings, workload, choices, log)
 
 
 def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
     """Replay a decision log; return 0 if every decision is the same, 1 at the first that differs."""
-    if len(policies) > 1 or arguments.plot or arguments.decision_log:
-        raise ConfigError(
-            "--replay", "takes one --policy at most, and cannot be combined with --plot or --decision-log"
-        )
+    if len(policies) > 1 or arguments.decision_log:
+        raise ConfigError("--replay", "takes one --policy at most, and cannot be combined with --decision-log")
     with arguments.replay.open("rb") as file:
-        result = replay(_records(file), ALL_POLICIES, policies[0] if arguments.policy else None)
+        result = replay(read(file), ALL_POLICIES, policies[0] if arguments.policy else None)
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     else:
         print(replay_text(result))
     return DONE if result.difference is None else FAILED
-
-
-def _records(file: IO[bytes]) -> Iterator[Record]:
-    """Yield the log's records; skip a last line that is cut off."""
-    for number, line in enumerate(file, start=1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{file.name}:{number}", f"not a record of a decision log: {error}") from error
-        if not {"at", "kind"} <= record.keys():
-            raise ConfigError(f"{file.name}:{number}", "not a record of a decision log: it has no `at` or no `kind`")
-        yield record
-
-
-def _plot(
-    arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload, outcomes: list[PolicyOutcome]
-) -> None:
-    from melld.simulator.plots import draw_run
-
-    choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    names = [outcome.report.policy for outcome in outcomes]
-    one_by_one = {
-        name: run_policy(f"{name}-unbatched", settings, workload, choices).report
-        for name in names
-        if f"{name}-unbatched" in ALL_POLICIES
-    }
-    for path in draw_run(arguments.plot, outcomes, one_by_one):
-        print(path, file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -225,15 +182,3 @@ def _decision_log(path: pathlib.Path | None) -> Iterator[Callable[[Record], None
         return
     with path.open("wb") as file:
         yield lambda record: (file.write(encode(record)), None)[1]
-
-
-@contextlib.contextmanager
-def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None] | None]:
-    """Yield a progress callback that draws a bar, at most ten times a second, if standard error is a terminal."""
-    if requests < PROGRESS_ABOVE or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=requests, desc=policy, unit="request", file=sys.stderr, miniters=1000) as bar:
-        yield lambda arrived: bar.update(arrived - bar.n)

@@ -89,7 +89,7 @@ def replay_text(result: Replayed) -> str:
     """Return the result of a replay, with the first difference if there is one."""
     done = f"{result.records} records, {result.events} events, {result.decisions} decisions of {result.policy}"
     if result.difference is None:
-        return f"{done}: all the same as in the log"
+        return f"{done}: all match the log"
     logged, decided = (
         "nothing more" if record is None else encode(record).decode().strip()
         for record in (result.difference.logged, result.difference.decided)

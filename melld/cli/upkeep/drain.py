@@ -16,20 +16,20 @@ PATIENCE_S = 7 * 86_400.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
-    wait = "return once it is drained (Ctrl-C stops the wait, not the drain)"
+    parser.add_argument("worker", metavar="WORKER", help="worker from `melld status`; in a cluster, also a machine")
+    wait = "wait until it is drained (Ctrl-C stops waiting, not the drain)"
     add_flag(parser, "--wait", wait, action="store_true")
-    late = "after S seconds, recompute the remaining requests elsewhere from their tokens; they queue if there is no "
-    late += "room (default: no deadline)"
+    late = "after S seconds, recompute the remaining requests on other workers; they queue if none has "
+    late += "free (default: no deadline)"
     seconds = number_that("must not be below zero", lambda value: 0 <= value < math.inf)
     add_flag(parser, "--deadline S", late, type=seconds)
     describe(
         parser,
-        "Take a worker out of service: it gets no new requests, its running requests move to other workers while their "
-        "streams go on, and once it is empty its process ends and its device is free, until `melld resume`.",
-        "drained (without --wait: started)",
-        "not drained (the last worker, for example)",
-        "the report as JSON",
+        "Take a worker out of service: it gets no new requests, and its running requests move to other workers without "
+        "interrupting their streams.  Then its process exits, and its device stays free until `melld resume`.",
+        "drained (without --wait: drain started)",
+        "not drained (for example, the last worker)",
+        "print the report as JSON",
     )
 
 

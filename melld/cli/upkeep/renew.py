@@ -1,6 +1,6 @@
 """`melld renew`: replace the daemon by another, of newer code or settings, without the loss of a stream.
 
-Owns the wording and the exit code.  The renewal hangs on this process until the new daemon takes requests.
+Owns the wording and the exit code.  The renewal hangs on this process until the new daemon is serving.
 """
 
 import argparse
@@ -16,17 +16,23 @@ from melld.control.client import ControlClient
 from melld.control.messages import Renew, Renewal, RenewalStep
 
 ANSWER_S = 60.0
-"""Until the first word: what the old daemon would leave is written before that."""
+"""Timeout for the first reply: the old daemon first writes its handover file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
     does = (
-        "Start another daemon with the same command line, of the code and the configuration that are there now.  It "
-        "gets the devices one after the other, and the address; streams move aside and end where they are.  If it "
-        "does not come up, the old one goes on.  Ctrl-C calls it off."
+        "Replace the daemon with a new one that has the same command line, but the code and configuration now on "
+        "disk.  It takes over the listening socket and the devices one by one, while the old daemon finishes its "
+        "streams.  If it fails to start, the old one keeps serving.  Ctrl-C cancels."
     )
-    describe(parser, does, "the new daemon takes requests", "the old one serves on (it says why)", "the last state")
+    describe(
+        parser,
+        does,
+        "the new daemon is serving",
+        "the old daemon keeps serving (it says why)",
+        "the final state",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,5 +52,5 @@ def run(arguments: argparse.Namespace) -> int:
     if told is not None and arguments.json:
         print(msgspec.json.encode(told).decode())
     if told is None or told.step is RenewalStep.UNDER_WAY:
-        print("melld renew: the daemon has gone: see its log", file=sys.stderr)
+        print("melld renew: the daemon is gone: see its log", file=sys.stderr)
     return DONE if told is not None and told.step is RenewalStep.RENEWED else FAILED

@@ -14,9 +14,9 @@ DEADLINE_S = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.add_argument("worker", metavar="WORKER", help="as `melld status` names it; in a cluster also a machine")
-    does = "Take a worker into service again that was drained, is being drained, or was given up."
-    describe(parser, does, "in service (it may still load the model)", "not", "the answer as JSON")
+    parser.add_argument("worker", metavar="WORKER", help="worker from `melld status`; in a cluster, also a machine")
+    does = "Return a worker to service that was drained, is draining, or was given up on."
+    describe(parser, does, "in service (it may still be loading the model)", "not", "the answer as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
 def in_words(answer: Resumed) -> str:
     """Return the answer as one line of text."""
     if answer.started:
-        return f"{answer.worker}: starting; `melld status` says when it is ready"
-    return f"{answer.worker}: {'in service again' if answer.was_drained else 'was already in service'}"
+        return f"{answer.worker}: starting; `melld status` shows when it is ready"
+    return f"{answer.worker}: {'back in service' if answer.was_drained else 'was already in service'}"

@@ -1,6 +1,6 @@
-"""The Landlord at work: tells it what happens to the models of one daemon, and carries out its commands.
+"""The Landlord's shell: feeds it the events of one daemon's models, and carries out its commands.
 
-Only with several models.  Decides nothing: `melld.landlord` does.
+Has tenants only where several models share devices.  Decides nothing: `melld.landlord` does.
 
     schedulers, workers, calls ──event──► Landlord ──commands──► schedulers (what they may hold), fleets (granules),
                                                                  supervisors (processes)
@@ -16,14 +16,15 @@ from typing import Any
 
 import msgspec
 
-from melld.control.status import DeviceStatus, WorkerState
+from melld.control.status import DeviceStatus
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
 from melld.daemon.town.departures import Departures
-from melld.daemon.town.first_loads import FirstLoads, FrontEnds
+from melld.daemon.town.front_ends import FrontEnds
 from melld.daemon.town.granule_courier import GranuleCourier
 from melld.daemon.town.tenant import KEPT_OUT_S, Tenant
 from melld.engine.fleet.arena import AnyArena
-from melld.engine.fleet.first_start import WorkerStartFailed
+from melld.engine.fleet.first_loads import FirstLoads, NothingFits, WorkerStartFailed
+from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
@@ -44,17 +45,16 @@ class LandlordShell:
     def __init__(self, landlord: Landlord, clock: Callable[[], float]) -> None:
         self.landlord = landlord
         self.courier = GranuleCourier(clock, self.hear)
+        self.first = FirstLoads()
         self._tasks: set[asyncio.Task[None]] = set()
         self.tenants: dict[ModelName, Tenant] = {}
         self.loads: Counter[ModelName] = Counter()
         self._clock = clock
-        self._heard_s = 0.0
-        self._told = NO_EVENT
+        self._heard_s, self._told = 0.0, NO_EVENT
         self._by_worker: dict[WorkerId, Tenant] = {}
         self._offers: dict[WorkerId, e.OfferCapacity] = {}
         self._last_offers: dict[WorkerId, e.OfferCapacity] = {}
         self._is_telling = False
-        self._first = FirstLoads(lambda _place: None)
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._scrubbed: set[WorkerId] = set()
         self._front_ends = FrontEnds(self._do)
@@ -65,7 +65,7 @@ class LandlordShell:
     def take_over(
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
-        """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
+        """Take ownership of these models' workers; `declared` lists what exists."""
         self.courier.arenas = {**self.courier.arenas, **arenas}
         for tenant in tenants:
             self.tenants[tenant.key] = tenant
@@ -78,8 +78,8 @@ class LandlordShell:
         del self.tenants[tenant.key]
         for worker in tenant.fleet.places:
             del self._by_worker[worker]
-            self._offers.pop(worker, None)
-            self._last_offers.pop(worker, None)
+            for offers in (self._offers, self._last_offers):
+                offers.pop(worker, None)
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
         """Load one instance of each model while there is room, pinned models first; return when each is there.
@@ -87,11 +87,15 @@ class LandlordShell:
         Raises:
             WorkerStartFailed, NothingFits: none could be started.
         """
-        self._first = FirstLoads(on_ready)
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where models could be loaded
         for tenant in sorted(self.tenants.values(), key=lambda one: not one.model.parts.config.model.pinned):
             self.want(tenant.model)
-        await self._first.wait()
+        if not self.first.begun:
+            raise NothingFits
+        try:
+            await self.first.wait(on_ready)
+        except WorkerStartFailed as failed:
+            raise self._by_worker[WorkerId(failed.worker)].model.named(failed) from failed
 
     async def run(self) -> None:
         """Report what the models do, several times a second, until cancelled."""
@@ -144,7 +148,8 @@ class LandlordShell:
 
     def want(self, model: ServedModel) -> None:
         """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
-        tenant = self.tenants[model.key]
+        if (tenant := self.tenants.get(model.key)) is None:
+            return  # it is alone
         self._front_ends.open(model)
         offers = [self._last_offers[worker] for worker in tenant.fleet.places if worker in self._last_offers]
         there = any(self.landlord.instances[worker].state in ON_DEVICE for worker in tenant.fleet.places)
@@ -163,12 +168,10 @@ class LandlordShell:
         """See `WorkerOwner`."""
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.failure = ""
-        self._first.ready(tenant.fleet.places[worker])
         self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.geometry.block_bytes))
         tenant.note_ready(ready, instance.most_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
         self.tell_offers()
-        self._first.ended(worker)
         self._front_ends.open(tenant.model)
 
     def serve(self, open_model: Callable[[ServedModel], Coroutine[Any, Any, None]]) -> None:
@@ -186,10 +189,9 @@ class LandlordShell:
             return
         place = (tenant := self._by_worker[worker]).fleet.places[worker]
         failure = tenant.model.named(WorkerStartFailed(worker, place.slot.device, ended.reason))
-        self.hear(e.LoadFailed(self._clock(), worker, place.back_off_s))
-        self._first.ended(worker, failure)
+        self.hear(e.LoadFailed(self._clock(), worker, place.life.back_off_s))
         if not ended.from_outside and not tenant.model.is_warm:
-            tenant.model.failed(str(failure), place.back_off_s)
+            tenant.model.failed(str(failure), place.life.back_off_s)
 
     def worker_gone(self, worker: WorkerId) -> None:
         """See `WorkerOwner`: its KV memory can be freed."""
@@ -203,12 +205,11 @@ class LandlordShell:
         self.courier.returned(self._by_worker[worker], worker, returned)
 
     async def _scrub(self, worker: WorkerId) -> None:
-        tenant = self._by_worker[worker]
+        place = self._by_worker[worker].fleet.places[worker]
         await self.courier.scrub(worker, self.landlord.instances[worker].house.name)
         self._scrubbed.discard(worker)
-        dozing_bytes = tenant.fleet.places[worker].dozing_bytes
-        if dozing_bytes is not None and tenant.fleet.places[worker].state is WorkerState.DOZING:
-            self.hear(e.ModelDozed(self._clock(), worker, dozing_bytes))
+        if place.life.state is State.DOZING:
+            self.hear(e.ModelDozed(self._clock(), worker, place.dozing_bytes))
             return
         self.hear(e.ModelGone(self._clock(), worker))
         if (leaving := self._leaving.pop(worker, None)) is not None and not leaving.cancelled():
@@ -223,7 +224,7 @@ class LandlordShell:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("dividing memory among the models failed", exc_info=error)
+            log.error("dividing memory between models failed", exc_info=error)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -245,26 +246,25 @@ class LandlordShell:
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE and (one := self.landlord.instances[worker]):
-                    self._first.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
+                    self.first.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
                     tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
-                log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
+                log.info("%s: %s is dozing (%s)", worker, tenant.name, command.why)
                 tenant.fleet.doze(worker)
             case e.StopDozing():
-                tenant.fleet.supervisor.dozing.stop(tenant.fleet.places[worker])
+                tenant.fleet.supervisor.stop_dozing(worker)
             case e.DrainInstance() | e.ReopenInstance():
                 tenant.drain(worker, self._clock(), is_reopened=isinstance(command, e.ReopenInstance))
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
         self.loads[tenant.name] += 1
-        self._first.begun(worker)
-        dozes = tenant.fleet.places[worker].state is WorkerState.DOZING
+        dozes = tenant.fleet.places[worker].life.state is State.DOZING
         log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
-            why = tenant.fleet.places[worker].obstacle or "an operator keeps it out of service"
-            self._first.ended(worker, WorkerStartFailed(worker, "its device", why))
+            why = tenant.fleet.places[worker].life.obstacle or "an operator took it out of service"
+            self.first.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
     def load_if_room(self, model: ServedModel) -> None:
@@ -286,7 +286,7 @@ class LandlordShell:
         tenant = self.tenants[model.key]
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
-            raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
+            raise NotUnloaded(f"{model.name} is still loading: try again once it is loaded")
         there = [one.id for one in instances if one.state in ON_DEVICE | {InstanceState.DOZING}]
         gone = [self._leaving.setdefault(worker, asyncio.get_running_loop().create_future()) for worker in there]
         for worker in there:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from melld.daemon.model import ServedModel
+from melld.engine.fleet.life import Intent, Who
 from melld.engine.fleet.place import Offer
 from melld.engine.wire import messages as wire
 from melld.errors import RequestTooLarge
@@ -48,7 +49,7 @@ class Tenant:
     # -- what the model does -----------------------------------------------------------------------------------------
 
     def heard(self, event: events.AnyEvent) -> None:
-        """Count what the event says about the model's requests."""
+        """Update the counters from an event about the model's requests."""
         match event:
             case events.RequestArrived():
                 self._count(arrivals=1)
@@ -87,7 +88,7 @@ class Tenant:
         }
 
     def refuse_what_never_fits(self, declared: DeclaredModel) -> None:
-        """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
+        """End requests that can never fit next to pinned models; reject calls to a model that cannot."""
         for name, kv_bytes in self._unplaced().items():
             if self.lends and kv_bytes > declared.most_bytes:
                 self.fleet.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
@@ -120,7 +121,7 @@ class Tenant:
     # -- what its scheduler is told ----------------------------------------------------------------------------------
 
     def measured(self, ready: wire.WorkerReady) -> int:
-        """Return what the worker holds beside the arena; 0: not measured, or of no matter."""
+        """Return the memory the worker holds besides the arena; 0: not measured, or irrelevant."""
         if self.lends and ready.arena_failure:
             if ready.geometry.keeps_kv:
                 log.warning("%s does not share KV memory with other models: %s", self.name, ready.arena_failure)
@@ -130,14 +131,14 @@ class Tenant:
         return ready.resident_bytes + own_bytes if ready.resident_bytes and self._displaces else 0
 
     def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:
-        """Note what a worker of the model offers; with lending it may hold `most_bytes` at most."""
+        """Record a worker's offer; with lending it may hold at most `most_bytes`."""
         capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
         if self.lends:
             capacity_bytes = min(capacity_bytes, most_bytes)
         self._offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes)
 
     def tell(self, offer: OfferCapacity) -> None:
-        """Tell the model's scheduler what a worker may hold, and in what time it would serve.
+        """Tell the model's scheduler a worker's capacity and how soon it could serve.
 
         Before the model's first load there is no request to place, and what a worker offers is not known.
         """
@@ -148,14 +149,15 @@ class Tenant:
         if not self.lends:
             capacity_bytes = self._offer.capacity_bytes if capacity_bytes else 0
         if (
-            capacity_bytes and (place.is_ready or offer.wake_s) and not place.stays_out
+            capacity_bytes and (place.is_ready or offer.wake_s) and place.life.wished_by(Who.OPERATOR) is not Intent.OUT
         ):  # else it has just died, which is not told yet
             self.fleet.introduce(offer.worker, self._offer)
         self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
 
     def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
         """Have its scheduler place nothing more there, or again, if it knows the worker and no operator drains it."""
-        self.fleet.places[worker].is_left = not is_reopened
+        intent = Intent.IN_SERVICE if is_reopened else Intent.DRAINING
+        self.fleet.places[worker].life.wish(Who.LANDLORD, intent)
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
             kind = events.WorkerResumed if is_reopened else events.WorkerDraining
             self.driver.handle(kind(now_s, worker=worker))

@@ -57,11 +57,10 @@ class Fleet:
         health: HealthConfig | None = None,
         itl_target_s: float | None = None,
         is_prefix_aware: bool = False,
-        owner: WorkerOwner | None = None,
     ) -> None:
         intake = Intake()
         self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
-        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), owner, intake)
+        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep
@@ -74,7 +73,7 @@ class Fleet:
         """What the worker that was ready last has said of its engine; it may have ended since."""
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
-        self.lending = Lending(self.send, owner)
+        self.lending = Lending(self.send)
         self.grant = self.lending.grant
         self.take = self.lending.take
         self.workers = self.reports.workers
@@ -130,7 +129,12 @@ class Fleet:
         is started again unless it is to `stay_out` of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._notices.tell_all(self.places[worker].rest(self._clock()))
+        self._rests(worker)
+
+    def _rests(self, worker: WorkerId) -> None:
+        """Tell the scheduler that the process ends on purpose; an owner tells it of its workers."""
+        if self.supervisor.owner is None:
+            self._notices.tell_all(self.places[worker].rest(self._clock()))
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -166,12 +170,17 @@ class Fleet:
         self._notices.tell_all(self.places[worker].introduce(offer, self._clock()))
 
     def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
-        """Tell the scheduler what an owned worker may hold now, and in what time it would serve."""
+        """Tell the scheduler an owned worker's current capacity and how soon it could serve."""
         self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
+
+    def let_to(self, owner: WorkerOwner) -> None:
+        """Let this owner decide from now on which workers have a process."""
+        self.lending.owner = owner
+        self.supervisor.let_to(owner)
 
     @contextlib.contextmanager
     def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
-        """Lose these workers, with their machine, as one event: the block tells of the end of each process.
+        """Lose these workers together with their machine, as one event; the block reports each process's end.
 
         None is started before `supervisor.bring_back`.
         """
@@ -214,7 +223,7 @@ class Fleet:
         is_known = ended.expected and all(live.request in held for live in self._requests.of(worker))
         with self._notices.at_once():
             if is_known:
-                self._notices.tell_all(self.places[worker].rest(self._clock()))
+                self._rests(worker)
             else:
                 self._notices.tell_all(self.places[worker].leave(self._clock()))
             if self.reports.worker_lost(worker):
@@ -240,7 +249,7 @@ class Fleet:
         if self.supervisor.owner is not None:
             self.supervisor.owner.worker_ready(worker, ready)
         else:
-            steady = not self.places[worker].setbacks
+            steady = not self.places[worker].life.setbacks
             capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
             offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes, steady)
             self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
@@ -269,7 +278,7 @@ class Fleet:
             self.outputs.put_step(worker, outputs)
 
     def _rejected(self, worker: WorkerId, rejected: wire.RequestRejected) -> None:
-        """Fail the request, unless it has left the worker since that placement and goes on elsewhere."""
+        """Fail the request, unless it has since left the worker and continues elsewhere."""
         live = self.reports.owned(RequestId(rejected.request), worker)
         if live is not None and live.cause == rejected.cause:
             told = worker, rejected.request, rejected.cause, rejected.reason

@@ -24,15 +24,15 @@ class TakeFailed(MelldError):
     """The worker has not given back granules; what it has stays granted."""
 
     def __init__(self, worker: WorkerId, why: str) -> None:
-        super().__init__(f"{worker} has not given back granules: {why}")
+        super().__init__(f"{worker} did not give back KV memory: {why}")
 
 
 class Lending:
-    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none if nothing is lent."""
+    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none while nothing is lent."""
 
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
         self._send = send
-        self._owner = owner
+        self.owner = owner
         self._takes = Calls(send)
         self._reading: list[tuple[WorkerId, set[WorkerId]]] = []
 
@@ -41,7 +41,7 @@ class Lending:
         self._send(worker, wire.GrantGranules(tuple(granules), cause))
 
     async def take(self, worker: WorkerId, granules: int, deadline_s: float, cause: EventId = NO_EVENT) -> None:
-        """Take so many granules from the worker; return when it has answered: the owner has heard what it gives.
+        """Take granules from the worker; return once it has replied and the owner knows what it gave back.
 
         Raises:
             TakeFailed: the worker has ended, or does not answer.
@@ -53,18 +53,18 @@ class Lending:
         try:
             await self._takes.ask(worker, make, deadline_s + ANSWER_S)
         except TimeoutError as error:
-            raise TakeFailed(worker, f"no answer for {deadline_s + ANSWER_S:g} s") from error
+            raise TakeFailed(worker, f"no reply for {deadline_s + ANSWER_S:g} s") from error
         except RuntimeError as error:
             raise TakeFailed(worker, str(error)) from error
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Pass a worker's answer on at once: when the caller runs again, the worker may have ended."""
         self._takes.answered(returned.take, None)
-        if self._owner is not None:
-            self._owner.returned(worker, returned)
+        if self.owner is not None:
+            self.owner.returned(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
-        """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
+        """Fail the takes from an exited worker; its siblings have been told to close their links to it."""
         self._takes.worker_lost(worker)
         for _, readers in self._reading:
             readers.discard(worker)
@@ -83,6 +83,6 @@ class Lending:
     def _tell_gone(self) -> None:
         gone = [worker for worker, readers in self._reading if not readers]
         self._reading = [waiting for waiting in self._reading if waiting[1]]
-        if self._owner is not None:
+        if self.owner is not None:
             for worker in gone:
-                self._owner.worker_gone(worker)
+                self.owner.worker_gone(worker)

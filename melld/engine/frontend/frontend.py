@@ -59,11 +59,15 @@ from melld.errors import MelldError
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 
+NEW_OBJECTS = 10_000
+"""Objects after which the garbage collector looks: a call makes thousands, and nearly all go without it."""
+
+
 class OutputsStopped(MelldError):
     """vLLM stopped reading outputs after an error."""
 
     def __init__(self) -> None:
-        super().__init__("vLLM has stopped reading the workers' outputs: see its error in the log")
+        super().__init__("vLLM stopped reading the workers' outputs: see its error in the log")
 
 
 class Frontend(AsyncLLM):  # type: ignore[misc]
@@ -116,9 +120,18 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
-        """See `AsyncLLM`.  What the call's outlet tells its client, the generator yields later as one output."""
-        outputs = super().generate(*arguments, **named)
-        return outputs if (outlet := caller().outlet) is None else outlet.through(outputs)
+        """See `AsyncLLM`.  Output that the call's outlet already sent, the generator yields later in one piece.
+
+        Each output is served in a turn of the loop that has time for it: those of a step come all at once.
+        """
+        outputs, outlet = super().generate(*arguments, **named), caller().outlet
+        return self._in_turns(outputs) if outlet is None else outlet.through(outputs, self._turns.mine)
+
+    async def _in_turns(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                await self._turns.mine()
+                yield output
 
     async def _add_request(self, request: EngineCoreRequest, *arguments: Any) -> None:
         with contextlib.ExitStack() as undo:
@@ -194,7 +207,7 @@ def _look_only(sampling_params: SamplingParams) -> None:
     check_json_nesting(params.json)
     schema = json.loads(params.json) if isinstance(params.json, str) else params.json
     if isinstance(schema, dict) and backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
-        raise VLLMValidationError("the schema has features that xgrammar lacks")
+        raise VLLMValidationError("the schema uses features that xgrammar does not support")
 
 
 def make_frontend(
@@ -266,6 +279,7 @@ async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
     gc.freeze()  # as vLLM does: else each full collection would hold the loop to look through all its modules
+    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     return state
 
 

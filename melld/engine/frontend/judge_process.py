@@ -5,63 +5,91 @@ contain a client's text.
 """
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import Callable
 
 from melld.engine.host.forks import Birth
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
-from melld.engine.wire.judge import FromJudge, JudgeConstraint, JudgeReady, Verdict
+from melld.engine.wire.judge import FromJudge, JudgeConstraint, Verdict
 from melld.engine.wire.spec import WorkerSpec
 
 
-class JudgeProcess(asyncio.Protocol):
-    """A judge.  Calls `on_ready`, `on_verdict` and, last, `on_end(exit_code)` on the event loop."""
+class JudgeEnded(Exception):
+    """The judge ended before it answered."""
 
-    def __init__(
-        self,
-        on_ready: Callable[["JudgeProcess"], None],
-        on_verdict: Callable[["JudgeProcess", Verdict, list[bytes]], None],
-        on_end: Callable[["JudgeProcess", int | None], None],
-    ) -> None:
-        self._on_ready = on_ready
-        self._on_verdict = on_verdict
-        self._on_end = on_end
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__(f"a judge for output constraints exited with code {exit_code}")
+        self.was_killed = exit_code in (None, -signal.SIGKILL)
+        """From outside, and not by its limits: the template died, or this one alone."""
+
+
+class JudgeProcess(asyncio.Protocol):
+    """A judge, which answers one question after the other."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int | None] = loop.create_future()
+        """Its exit code, once it has ended; None if nobody knows it."""
+        self._answer: asyncio.Future[tuple[FromJudge, list[bytes]]] = loop.create_future()
         self._decoder = FrameDecoder(FromJudge)
         self._transport: asyncio.Transport | None = None
         self._birth = Birth(lambda _: None, self._exited)
 
     async def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
-        """Start the process and return at once; `on_ready` or `on_end` follows."""
-        ours, theirs = socket.socketpair()
-        silence = os.open(os.devnull, os.O_WRONLY)
-        try:
-            template.spawn(self._birth, spec, (theirs.fileno(), silence), "judge")
-        finally:
-            theirs.close()
-            os.close(silence)
-        self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        """Start the process, and return once it takes constraints.
 
-    def ask(self, constraint: bytes, cpu_s: float) -> None:
-        """Send a constraint; `on_verdict` or `on_end` follows."""
+        Raises:
+            OSError: it cannot be started.
+            JudgeEnded: it has ended already.
+        """
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.kill)
+            ours, theirs = socket.socketpair()
+            silence = os.open(os.devnull, os.O_WRONLY)
+            try:
+                template.spawn(self._birth, spec, (theirs.fileno(), silence), "judge")
+            finally:
+                theirs.close()
+                os.close(silence)
+            self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            await self._answered()
+            undo.pop_all()
+
+    async def compile(self, constraint: bytes, cpu_s: float) -> tuple[Verdict, list[bytes]]:
+        """Return the judge's verdict, and the constraint as a worker must compile it.
+
+        Raises:
+            JudgeEnded: as it says.
+        """
         assert self._transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
         if not self._transport.is_closing():  # else it has ended, of which the template has still to tell
             self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
+        verdict, payload = await self._answered()
+        assert isinstance(verdict, Verdict)
+        return verdict, payload
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process, if it was ever started."""
+        if self._birth.forks is None:
+            self.ended.set_result(None)
         self._birth.kill()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         for message, payload in self._decoder.feed(data):
-            if isinstance(message, JudgeReady):
-                self._on_ready(self)
-            else:
-                self._on_verdict(self, message, payload)
+            self._answer.set_result((message, payload))
+
+    async def _answered(self) -> tuple[FromJudge, list[bytes]]:
+        await asyncio.wait((self._answer, self.ended), return_when=asyncio.FIRST_COMPLETED)
+        if self._answer.done():
+            return self._answer.result()
+        raise JudgeEnded(self.ended.result())
 
     def _exited(self, exit_code: int | None, _cause: str) -> None:
         if self._transport is not None:
             self._transport.close()
-        self._on_end(self, exit_code)
+        self.ended.set_result(exit_code)

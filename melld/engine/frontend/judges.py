@@ -1,21 +1,23 @@
 """The judges: processes that compile output constraints before a worker does, and that may be killed.
 
-Owns the judges, the queue for them, and their recent rulings.  A judge is started when it is first needed.
+Owns the judges, the turns at them, and their recent rulings.  A judge is started when it is first needed.
 
-    constraint ─► known? ─► queue, fair among clients ─► judge ─► verdict        over budget, or client gone ─► killed
+    constraint ─► known? ─► the client's turn ─► a seat ─► judge ─► verdict      over budget, or client gone ─► killed
+
+A client has one constraint at a judge at a time, so that nobody's heavy constraints keep others' from the second judge.
 """
 
 import asyncio
 import collections
+import contextlib
 import hashlib
 import logging
-import signal
-from functools import partial
+import weakref
 
 import msgspec
 
-from melld.engine.frontend.judge_process import JudgeProcess
-from melld.engine.frontend.judge_queue import Allowance, JudgeQueue
+from melld.engine.frontend.allowance import Allowance
+from melld.engine.frontend.judge_process import JudgeEnded, JudgeProcess
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.judge import MEMORY_BYTES, Verdict
 from melld.engine.wire.spec import WorkerSpec
@@ -25,7 +27,7 @@ log = logging.getLogger("melld.judges")
 SEATS = 2
 WALL_FACTOR = 10
 """Wall-clock limit of a judge, as a multiple of its CPU time: beyond it, the judge has hardly run."""
-MAX_FAILED_STARTS = 3
+MAX_STARTS = 3
 MAX_KNOWN_BYTES = 16 << 20
 
 
@@ -33,23 +35,8 @@ class Ruling(msgspec.Struct, frozen=True):
     """A verdict, and the constraint as a worker must compile it."""
 
     verdict: Verdict
+    at_s: float
     constraint: bytes = b""
-
-
-class _Case:
-    """A constraint, and the number of calls that wait for its ruling."""
-
-    def __init__(self, client: str, digest: bytes, constraint: bytes) -> None:
-        self.client = client
-        self.digest = digest
-        self.constraint = constraint
-        self.ruling: asyncio.Future[Ruling] = asyncio.get_running_loop().create_future()
-        self.waiting = 0
-        self.is_overdue = False
-        self.deaths = 0
-        """Judges that ended by no fault of its own while they had it."""
-        self.judge: JudgeProcess | None = None
-        self.deadline: asyncio.TimerHandle | None = None
 
 
 class Judges:
@@ -59,15 +46,11 @@ class Judges:
         self._template = template
         self._spec = spec
         self._cpu_s = cpu_s
-        self._cases: dict[tuple[str, bytes], _Case] = {}
-        self._queue: JudgeQueue[_Case] = JudgeQueue()
         self._allowance = Allowance(cpu_s)
-        self._judges: dict[JudgeProcess, _Case | None] = {}
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._seats = asyncio.Semaphore(SEATS)
+        self._judges: dict[asyncio.Future[int | None], JudgeProcess] = {}
         self._idle: list[JudgeProcess] = []
-        self._starting: set[asyncio.Task[None]] = set()
-        self._failed_starts = 0
-        self._all_ended: asyncio.Future[None] | None = None
-        """Set once `close` has begun."""
         self._known: collections.OrderedDict[bytes, Ruling] = collections.OrderedDict()
         self._known_bytes = 0
 
@@ -79,158 +62,79 @@ class Judges:
             NoJudge: no process could be started to judge it, or two hardly ran.
         """
         digest = hashlib.sha256(constraint).digest()
+        asked_s = asyncio.get_running_loop().time()
         ruling = self._known.get(digest)
-        now_s = asyncio.get_running_loop().time()
-        if ruling is not None and self._allowance.spend(client, ruling.verdict.cpu_s, now_s):
+        if ruling is not None and self._allowance.spend(client, ruling.verdict.cpu_s, asked_s):
             self._known.move_to_end(digest)
         else:
-            ruling = await self._wait(self._case(client, digest, constraint))
+            async with self._turns.setdefault(client, asyncio.Lock()):
+                ruling = self._known.get(digest)
+                if ruling is None or ruling.at_s < asked_s:
+                    async with self._seats:
+                        ruling = await self._rule(digest, constraint)
         if ruling.verdict.refusal:
             raise ConstraintRefused(ruling.verdict.refusal, ruling.verdict.code)
         return ruling.constraint
 
     async def close(self) -> None:
-        """Kill all judges, and return once they are gone.  No call may wait for a ruling any more."""
-        self._all_ended = asyncio.get_running_loop().create_future()
-        await asyncio.gather(*self._starting, return_exceptions=True)
-        for judge in self._judges:
+        """Kill all judges, and return once they are gone.  No call may still be waiting for one."""
+        for judge in self._judges.values():
             judge.kill()
-        if self._judges:
-            await self._all_ended
+        await asyncio.gather(*self._judges)
 
-    def _case(self, client: str, digest: bytes, constraint: bytes) -> _Case:
-        case = self._cases.get((client, digest))
-        if case is None:
-            case = self._cases[client, digest] = _Case(client, digest, constraint)
-            self._queue.add(client, case)
-            self._dispatch()
-        return case
+    async def _rule(self, digest: bytes, constraint: bytes) -> Ruling:
+        """Blame the constraint for its judge's end, unless that was killed or hardly ran: another tries it, once."""
+        for is_last in (False, True):
+            try:
+                verdict, payload = await self._compile(constraint)
+            except TimeoutError:
+                continue
+            except JudgeEnded as ended:
+                if ended.was_killed and not is_last:
+                    continue
+                why = f"cannot be compiled within {self._cpu_s:g} s of CPU time and {MEMORY_BYTES >> 20} MiB"
+                verdict, payload = Verdict(refusal=why, code="constraint_too_complex"), []
+                is_lasting = not ended.was_killed
+            else:
+                is_lasting = True
+            ruling = Ruling(verdict, asyncio.get_running_loop().time(), *payload)
+            if is_lasting:
+                self._remember(digest, ruling)
+            return ruling
+        raise NoJudge
 
-    async def _wait(self, case: _Case) -> Ruling:
-        case.waiting += 1
-        try:
-            return await asyncio.shield(case.ruling)
-        finally:
-            case.waiting -= 1
-            if not case.waiting and not case.ruling.done():
-                self._abandon(case)
-
-    def _abandon(self, case: _Case) -> None:
-        del self._cases[case.client, case.digest]
-        self._queue.remove(case.client, case)
-        case.ruling.cancel()
-        if case.judge is not None:
-            case.judge.kill()
-
-    # -- judges -----------------------------------------------------------------------------------------------------
-
-    def _dispatch(self) -> None:
-        """Hand out waiting constraints; start a judge if one more is needed."""
-        while self._idle and (taken := self._queue.take()) is not None:
-            _, case = taken
-            judge = case.judge = self._idle.pop()
-            self._judges[judge] = case
-            judge.ask(case.constraint, self._cpu_s)
-            loop = asyncio.get_running_loop()
-            case.deadline = loop.call_later(WALL_FACTOR * self._cpu_s, self._overdue, case)
-        starting = len(self._judges) - len(self._idle) - sum(case is not None for case in self._judges.values())
-        if self._queue.ready > starting and len(self._judges) < SEATS and self._all_ended is None:
-            judge = JudgeProcess(self._ready, self._ruled, self._ended)
-            self._judges[judge] = None
-            starting_one = judge.start(self._template, self._spec)
-            task = asyncio.get_running_loop().create_task(starting_one, name="start a judge")
-            self._starting.add(task)
-            task.add_done_callback(partial(self._started, judge))
-
-    def _overdue(self, case: _Case) -> None:
-        case.is_overdue = True
-        if case.judge is not None:
-            case.judge.kill()
-
-    def _started(self, judge: JudgeProcess, task: asyncio.Task[None]) -> None:
-        """Count a judge that could not be started as ended: no descriptor is left, or it met a bug."""
-        self._starting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            is_bug = not isinstance(error, OSError)
-            log.warning("cannot start a judge of output constraints: %s", error, exc_info=error if is_bug else None)
-            self._ended(judge, 1)
-
-    def _ready(self, judge: JudgeProcess) -> None:
-        self._failed_starts = 0
+    async def _compile(self, constraint: bytes) -> tuple[Verdict, list[bytes]]:
+        judge = await self._free_judge()
+        with contextlib.ExitStack() as undo:
+            undo.callback(judge.kill)
+            async with asyncio.timeout(WALL_FACTOR * self._cpu_s):
+                answer = await judge.compile(constraint, self._cpu_s)
+            undo.pop_all()
         self._idle.append(judge)
-        self._dispatch()
+        return answer
 
-    def _ruled(self, judge: JudgeProcess, verdict: Verdict, payload: list[bytes]) -> None:
-        case = self._judges[judge]
-        if case is None or case.ruling.done() or case.is_overdue:  # the judge has been killed, and ends in a moment
-            return
-        self._leave(judge)
-        self._judges[judge] = None
-        self._idle.append(judge)
-        self._settle(case, Ruling(verdict, payload[0] if payload else b""))
-        self._dispatch()
+    async def _free_judge(self) -> JudgeProcess:
+        while self._idle:
+            if not (judge := self._idle.pop()).ended.done():
+                return judge
+        for _ in range(MAX_STARTS):
+            judge = JudgeProcess()
+            self._judges[judge.ended] = judge
+            judge.ended.add_done_callback(self._judges.pop)
+            try:
+                await judge.start(self._template, self._spec)
+            except (OSError, JudgeEnded) as error:  # no descriptor is left, for one
+                log.warning("cannot start a judge for output constraints: %s", error)
+            else:
+                return judge
+        log.error("cannot start any judge for output constraints: failing the request waiting for it")
+        raise NoJudge
 
-    def _ended(self, judge: JudgeProcess, exit_code: int | None) -> None:
-        case = self._leave(judge)
-        was_idle = judge in self._idle
-        del self._judges[judge]
-        if self._all_ended is not None and not self._judges:
-            self._all_ended.set_result(None)
-        if was_idle:
-            self._idle.remove(judge)
-        elif case is None:
-            self._start_failed()
-        else:
-            self._died_of(case, exit_code)
-        self._dispatch()
-
-    def _died_of(self, case: _Case, exit_code: int | None) -> None:
-        """Blame the constraint, unless its judge was killed from outside or has hardly run: another tries it, once."""
-        is_innocent = case.is_overdue or exit_code in (None, -signal.SIGKILL)  # the template died, or this one alone
-        case.deaths += is_innocent
-        if is_innocent and case.deaths == 1 and not case.ruling.done():
-            case.judge, case.is_overdue = None, False
-            self._queue.add(case.client, case)
-            return
-        if case.is_overdue:
-            self._fail(case)
-            return
-        why = f"it cannot be compiled within {self._cpu_s:g} s of CPU time and {MEMORY_BYTES >> 20} MiB"
-        self._settle(case, Ruling(Verdict(refusal=why, code="constraint_too_complex")), is_lasting=not is_innocent)
-
-    def _leave(self, judge: JudgeProcess) -> _Case | None:
-        case = self._judges[judge]
-        if case is not None:
-            assert case.deadline is not None
-            case.deadline.cancel()
-            self._queue.done(case.client)
-        return case
-
-    def _settle(self, case: _Case, ruling: Ruling, is_lasting: bool = True) -> None:
-        if case.ruling.done():  # abandoned meanwhile
-            return
-        del self._cases[case.client, case.digest]
-        case.ruling.set_result(ruling)
-        if not is_lasting or case.digest in self._known:
-            return
-        self._known[case.digest] = ruling
+    def _remember(self, digest: bytes, ruling: Ruling) -> None:
+        if (earlier := self._known.pop(digest, None)) is not None:
+            self._known_bytes -= len(earlier.constraint)
+        self._known[digest] = ruling
         self._known_bytes += len(ruling.constraint)
         while self._known_bytes > MAX_KNOWN_BYTES or len(self._known) > MAX_KNOWN_BYTES >> 10:
             _, forgotten = self._known.popitem(last=False)
             self._known_bytes -= len(forgotten.constraint)
-
-    def _start_failed(self) -> None:
-        self._failed_starts += 1
-        if self._failed_starts < MAX_FAILED_STARTS:
-            return
-        self._failed_starts = 0
-        log.error("cannot start any judge of output constraints: failing the requests that wait for one")
-        while (taken := self._queue.take()) is not None:
-            client, case = taken
-            self._queue.done(client)
-            self._fail(case)
-
-    def _fail(self, case: _Case) -> None:
-        if not case.ruling.done():
-            del self._cases[case.client, case.digest]
-            case.ruling.set_exception(NoJudge())

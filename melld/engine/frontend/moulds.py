@@ -3,12 +3,24 @@
 Pure.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 _encode = msgspec.json.Encoder().encode  # a text as pydantic has it, in less than half the time
 _NUMBER = '"sequence_number":'
+
+
+class Sink(Protocol):
+    """A client's connection, as far as events of its stream go there."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Return True if the client reads too slowly."""
+
+    def send(self, event: bytes) -> bool:
+        """Write an event at once; return False, with nothing written, if it is paused or closing."""
+
 
 Kind = tuple[str, frozenset[str], int] | None
 """The field of a parser's message that has text, all that it sets, and in how many places the text is told; None where

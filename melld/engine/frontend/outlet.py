@@ -13,24 +13,13 @@ counts, texts and parsers are right whenever it goes on.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any
 
-from melld.engine.frontend.moulds import CONTENT, Kind, Mould, mould_of, plain_part
-from melld.engine.frontend.plain_outputs import count, is_alone, is_plain, parses_nothing, piece, says_more
+from melld.engine.frontend.moulds import CONTENT, Kind, Mould, Sink, mould_of, plain_part
+from melld.engine.frontend.plain_outputs import count, is_added, is_alone, is_plain, parses_nothing, piece, says_more
 
 _UNHEARD = object()
-
-
-class Sink(Protocol):
-    """A client's connection, as far as events of its stream go there."""
-
-    @property
-    def is_paused(self) -> bool:
-        """Return True if the client reads too slowly."""
-
-    def send(self, event: bytes) -> bool:
-        """Write an event at once; return False, with nothing written, if it is paused or closing."""
 
 
 class Outlet:
@@ -45,6 +34,7 @@ class Outlet:
         """Events written here, less those dropped: by so much the serving class counts too few."""
         self._is_raw = is_raw
         self._is_open = False
+        self._says_more = False  # whether an output has been made that is not only a next text
         self._catches_up = False
         self._sink: Sink | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -73,10 +63,8 @@ class Outlet:
         """Whether the parser passes all text on as content."""
         self._undecoded: list[str] = []
         """Texts that the client has and the detokenizer does not."""
-        self._unseen_ids: list[int] = []
-        self._unseen_texts: list[str] = []
+        self._unseen_ids, self._unseen_texts, self._unseen_parts = list[int](), list[str](), list[str]()
         self._unseen_message: Any = None
-        self._unseen_parts: list[str] = []
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
@@ -117,11 +105,16 @@ class Outlet:
         parser.parse_delta = parse_delta
         self._parsers.append(parser)
 
-    async def through(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """Yield the outputs of a request as the serving class is to see them."""
+    async def through(
+        self, outputs: AsyncGenerator[Any, None], turn: Callable[[], Awaitable[None]]
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the outputs of a request as the serving class is to see them, each in a `turn` of the loop."""
         async with contextlib.aclosing(outputs):
             with contextlib.closing(self):
                 while (output := await self._next(outputs)) is not None:
+                    if self._is_ready() and self._is_told_late(output.outputs[0]):
+                        continue
+                    await turn()
                     for part in self._pieces(output):
                         self._events.clear()
                         self._message = _UNHEARD
@@ -131,10 +124,12 @@ class Outlet:
                             self._learn(part.outputs[0].text)
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
-        self._is_open = self._may_open()
-        idle = self._is_open and self._kind == CONTENT and parses_nothing(self._parse, self._arguments)
-        if idle != self._is_idle:
-            self._is_idle, self._skips_empty = idle, idle or None
+        is_ready = self._is_ready()
+        if not self._unseen_ids:
+            idle = is_ready and self._kind == CONTENT and parses_nothing(self._parse, self._arguments)
+            if idle != self._is_idle:
+                self._is_idle, self._skips_empty = idle, idle or None
+        self._is_open = is_ready and self._queue.output is None
         try:
             return await anext(outputs, None)
         finally:
@@ -166,29 +161,33 @@ class Outlet:
 
     # -- open ------------------------------------------------------------------------------------------------------
 
-    def _may_open(self) -> bool:
+    def _is_ready(self) -> bool:
         """Return True if all events so far are written, or will be before the next output is looked at."""
         if self._state is None or self._mould is None or self._sink is None or self._sink.is_paused:
             return False
-        return self._queue.output is None and asyncio.current_task() is self._task
+        return asyncio.current_task() is self._task
+
+    def _is_told_late(self, made: Any) -> bool:
+        """Tell the client what vLLM has made of an output that came before this was open."""
+        return self._early is None and not self._says_more and self._is_told(made.text, made.token_ids)
 
     def _take(self, output: Any, timestamp_s: float, stats: Any) -> bool:
         """Do what vLLM's output processor does, if that is all about a next text, and return True."""
-        if not self._is_open or says_more(output):
+        if self._state.is_prefilling or says_more(output):
             self._tell_detokenizer()
             return False
-        token_ids = output.new_token_ids
+        token_ids, text = output.new_token_ids, ""
         count(token_ids, timestamp_s, stats, self._state.stats)
-        text = ""
         for token in token_ids:
             self._token_ids.append(token)
             text += self._decode(token)
         self._undecoded.append(text)
-        if not self._is_told(text, token_ids):
-            del self._undecoded[-1]
-            self._tell_detokenizer()
-            self._state.detokenizer.output_text += text
-            self._queue.put(self._make_output(token_ids, None, None, None))
+        if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
+            return True
+        del self._undecoded[-1]
+        self._tell_detokenizer()
+        self._state.detokenizer.output_text += text
+        self._queue.put(self._make_output(list(token_ids), None, None, None))
         return True
 
     def _tell_detokenizer(self) -> None:
@@ -201,11 +200,12 @@ class Outlet:
     def _output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
     ) -> Any:
-        """Stand in for the state's `make_request_output`: make none if the client has been told."""
+        """Replace the state's `make_request_output`: make none if the client already has the output."""
+        self._says_more |= finish_reason is not None or any(more) or any(named.values())
         if self._is_open:
-            detokenizer = self._state.detokenizer
-            offset = detokenizer._last_output_text_offset  # noqa: SLF001
-            if finish_reason is None and not any(more):
+            if not self._says_more:
+                detokenizer = self._state.detokenizer
+                offset = detokenizer._last_output_text_offset  # noqa: SLF001
                 if self._is_told(detokenizer.get_next_output_text(False, True), new_token_ids):
                     return None
                 detokenizer._last_output_text_offset = offset  # noqa: SLF001  vLLM takes it now
@@ -213,7 +213,7 @@ class Outlet:
         return self._make_output(new_token_ids, pooling_output, finish_reason, *more, **named)
 
     def _is_told(self, text: str, token_ids: list[int]) -> bool:
-        """Tell the client; else return False, and tell it nothing more until vLLM has."""
+        """Send the text to the client; otherwise return False, and send no more until vLLM has."""
         try:
             if self._write(text) if self._is_raw or self._is_idle else self._is_parsed_told(text, token_ids):
                 self._unseen_ids += token_ids

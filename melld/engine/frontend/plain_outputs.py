@@ -18,15 +18,13 @@ Take = Callable[[Any, float, Any], bool]
 def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
     """Return vLLM's `process_outputs` for what is left to it: a state may have its own `take`."""
 
-    def process_rest(outputs: list[Any], timestamp_s: float, stats: Any, weight_version: str | None = None) -> Any:
-        if weight_version is None:
-            rest = []
-            for output in outputs:
-                take = getattr(states.get(output.request_id), "take", None)
-                if take is None or not take(output, timestamp_s, stats):
-                    rest.append(output)
-            outputs = rest
-        return process_outputs(outputs, timestamp_s, stats, weight_version)
+    def process_rest(outputs: list[Any], timestamp_s: float, stats: Any, **more: Any) -> Any:
+        rest = []
+        for output in outputs:
+            take = getattr(states.get(output.request_id), "take", None)
+            if take is None or not take(output, timestamp_s, stats):
+                rest.append(output)
+        return process_outputs(rest, timestamp_s, stats, **more)
 
     return process_rest
 
@@ -52,6 +50,15 @@ def count(token_ids: list[int], timestamp_s: float, stats: Any, of_request: Any)
     of_request.num_generation_tokens += len(token_ids)
     stats.inter_token_latencies_iter.append(timestamp_s - of_request.last_token_ts)
     of_request.last_token_ts = timestamp_s
+
+
+def is_added(waiting: Any, text: str, token_ids: list[int]) -> bool:
+    """Add a stream's next text to an output that waits to be read; return False if there is none."""
+    if waiting is None or isinstance(waiting, Exception):
+        return False
+    waiting.outputs[0].text += text
+    waiting.outputs[0].token_ids += token_ids
+    return True
 
 
 def is_plain(state: Any) -> bool:
@@ -90,12 +97,13 @@ def _gathering(detokenizer: Any, of_request: Any) -> Take:
 
 
 def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return True if vLLM's parser, last called so, makes content of any text: nobody has asked for more."""
+    """Return True if vLLM's parser would turn any further text into plain content."""
     from vllm.parser.abstract_parser import DelegatingParser
 
     parser, request = parse.__self__, arguments["request"]
     names = "parse_delta", "_extract_tool_calls_streaming", "_in_tool_call_phase"
-    if not all(getattr(type(parser), name, None) is getattr(DelegatingParser, name) for name in names):
+    kind = getattr(parser, "telling_of", type(parser))
+    if not all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in names):
         return False
     state = parser._stream_state  # noqa: SLF001
     asks_nothing = state.tool_call_text_started and request.tool_choice == "none"

@@ -1,26 +1,57 @@
-"""Spreads long work over turns of the event loop: one piece in each turn, of any caller.
+"""Spreads work over turns of the event loop: as many pieces in each, of any callers, as fit into a slice of it.
 
 Owns the queue of waiting pieces, first come first served.  A thread would not help: the pieces hold the interpreter's
 lock, and so block the loop from any thread.
 """
 
 import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
+SLICE_S = 0.002
+"""Of each turn of the event loop, for these pieces: what begins within it is done to its end."""
 
 
 class Turns:
-    """A turn of the loop for each piece.  A caller with many pieces asks again for each."""
+    """The slices of the loop's turns.  A caller with many pieces asks again for each."""
 
-    def __init__(self) -> None:
-        self._queue = asyncio.Lock()
-        self._taken = False
+    def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slice_s = slice_s
+        self._clock = clock
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._at_once = 1
+        """As many of the waiting pieces begin in a turn; more once it was short."""
+        self._until_s: float | None = None
+        """When this turn's slice ends; None before it has begun."""
 
     async def mine(self) -> None:
-        """Return in a turn of the loop in which no other piece runs: at once if none has yet."""
-        async with self._queue:
-            if self._taken:
-                await asyncio.sleep(0)
-            self._taken = True
-            asyncio.get_running_loop().call_soon(self._turned)
+        """Return in a loop iteration with time left: this one, if no one else is waiting."""
+        loop = asyncio.get_running_loop()
+        if self._until_s is None:
+            self._start()
+            loop.call_soon(self._turned)
+        elif self._waiting or self._clock() >= self._until_s:
+            waiting = loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def _start(self) -> None:
+        self._until_s = self._clock() + self._slice_s
 
     def _turned(self) -> None:
-        self._taken = False
+        """End the slice, and have waiting pieces fill the next turn's: more than before if those had time to spare."""
+        until_s, self._until_s = self._until_s, None
+        if not self._waiting:
+            self._at_once = 1
+            return
+        assert until_s is not None
+        self._at_once = 2 * self._at_once if self._clock() < until_s else max(1, self._at_once // 2)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._start)
+        self._until_s = -math.inf
+        for waiting in [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]:
+            if not waiting.done():  # else who waited is cancelled
+                waiting.set_result(None)
+        loop.call_soon(self._turned)

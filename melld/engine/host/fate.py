@@ -54,9 +54,7 @@ class Fate:
         if self._killed_here:
             return "by melld"
         return (
-            "from outside"
-            if self.is_from_outside(-signal.SIGKILL)
-            else "from outside, or by the kernel for lack of memory"
+            "from outside" if self.is_from_outside(-signal.SIGKILL) else "from outside, or by the kernel's OOM killer"
         )
 
 
@@ -69,10 +67,10 @@ def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> 
     reason = next((line for line in reversed(lines) if _REASON.match(line)), "")
     if exit_code is None or exit_code >= 0:
         reason = reason or next((line for line in reversed(lines) if not _CHATTER.search(line)), "")
-        return f"ended with exit code {exit_code}" + (f": {reason}" if reason else "")
+        return f"exited with code {exit_code}" + (f": {reason}" if reason else "")
     number = -exit_code
     hints: dict[int, str] = {
-        signal.SIGILL: ": this CPU lacks an instruction that the model's data type needs (try dtype = 'float32')",
+        signal.SIGILL: ": this CPU lacks an instruction needed for the model's data type (try dtype = 'float32')",
         signal.SIGKILL: f" ({killer})",
     }
     hint = hints.get(number, f": {reason}" if reason and number in _CRASHES else "")

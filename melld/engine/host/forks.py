@@ -66,7 +66,7 @@ class Birth:
 
 
 class Forks:
-    """A template's run.  Calls `on_done(forks)` once when it forks no more: it is gone, or given up."""
+    """One run of the template.  Calls `on_done(forks)` once it no longer forks: exited or given up."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Forks:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the template is not known to be gone."""
+        """Return True unless the template is known to have exited."""
         return self._control.fileno() != -1
 
     def ask(self, birth: Birth, spec: WorkerSpec, descriptors: tuple[int, ...], program: Program) -> None:
@@ -186,7 +186,7 @@ class Forks:
         birth.on_forked(message.pid)
 
     def _ended(self, birth: Birth) -> None:
-        """Note a process's end, of which the template is to tell."""
+        """Note that a process ended; the template will report how."""
         birth.has_ended = True
         self._close_end(birth)
         if self._is_given_up:
@@ -232,7 +232,7 @@ class Forks:
         """Ask nothing more of it: those that it has forked live on."""
         self._is_given_up = True
         living = sum(bool(birth.pid) and not birth.has_ended for birth in self._births.values())
-        log.error("the template process is %s, starting another; its %d processes go on", why, living)
+        log.error("the template process is %s: starting another; its %d processes keep running", why, living)
         self._on_done(self)
         for birth in list(self._births.values()):
             if birth.has_ended:
@@ -258,7 +258,7 @@ class Forks:
         self._unwanted.clear()
         cause = f"its template process {end_in_words(code, self._fate.killer, self._lines.last)}"
         if births:
-            log.error("the template process is gone, and %d workers with it: %s", len(births), cause)
+            log.error("the template process exited, and %d workers with it: %s", len(births), cause)
         if not self._is_given_up:
             self._on_done(self)
         for birth in births.values():
@@ -285,7 +285,7 @@ def _kill(pid: int) -> None:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Return the exit code of an ended process that nobody has waited for; None if it cannot be read."""
+    """Return the exit code of a process that has not been waited for; None if it cannot be read."""
     try:
         return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[49]))
     except (OSError, ValueError, IndexError):

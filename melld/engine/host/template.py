@@ -90,7 +90,7 @@ class TemplateProcess:
         return self._forks
 
     def _done(self, forks: Forks) -> None:
-        """Start another for the next process that is asked for."""
+        """Start another template for the next requested process."""
         self._forks = None
         self._given_up = [one for one in self._given_up if one.is_running]
         if forks.is_running:

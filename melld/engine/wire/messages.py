@@ -62,32 +62,6 @@ class LoadAdapter(Message, frozen=True, tag=True):
     adapter: Any
 
 
-WANTED = "the worker was wanted"
-"""Reason of an aborted measurement: requests come first."""
-
-
-class MeasurePrefill(Message, frozen=True, tag=True, kw_only=True):
-    """Measure the bearable foreign prefill beside `batch` decoding requests.  One `UtilityDone` of tokens per second.
-
-    `share`: the allowed growth of the median step.  `seconds`: start no further trial after this time.
-    """
-
-    call: int
-    batch: int
-    share: float
-    seconds: float
-
-
-class MeasureLink(Message, frozen=True, tag=True, kw_only=True):
-    """Copy this sibling's blocks into free blocks for `seconds`.  One `UtilityDone` of bytes per second."""
-
-    call: int
-    peer: str
-    blocks: int
-    """Number of the sibling's blocks."""
-    seconds: float
-
-
 class OpenLink(Message, frozen=True, tag=True):
     """Open this sibling's KV memory, for copies to this worker.  Payload: its `WorkerReady.kv_handle`."""
 
@@ -288,8 +262,8 @@ class WorkerFailed(Message, frozen=True, tag=True):
 
 
 _OfRequests = AddRequest | ResumeRequest | AbortRequests | MoveCommand
-_OfMemory = MeasureLink | OpenLink | CloseLink | GrantGranules | TakeGranules | Doze | StopDozing | Wake
-ToWorker = _OfRequests | _OfMemory | LoadAdapter | MeasurePrefill | Ping | StopWorker
+_OfMemory = OpenLink | CloseLink | GrantGranules | TakeGranules | Doze | StopDozing | Wake
+ToWorker = _OfRequests | _OfMemory | LoadAdapter | Ping | StopWorker
 _AboutRequests = StepDone | RequestTaken | RequestRejected | MoveAnswer
 _AboutMemory = LinkOpened | LinkClosed | GranulesReturned | Dozed
 ToDaemon = _AboutRequests | _AboutMemory | UtilityDone | Pong | WorkerLoading | WorkerReady | WorkerFailed

@@ -85,7 +85,7 @@ class EngineLoop:
         self._parts = parts = Parts(self._engine, spec, connection, None if failure else arena)
         self._stopping = False
         self._handlers = self._handlers_of()
-        write_frame(connection, wire.WorkerLoading("making its first token"))
+        write_frame(connection, wire.WorkerLoading("generating its first token"))
         with parts.budget.lifted(), parts.lent.borrowed() if parts.lent is not None else contextlib.nullcontext():
             warm_up(self._engine)
         load_s = time.monotonic() - started
@@ -145,12 +145,10 @@ class EngineLoop:
             wire.StopDozing: lambda _: None,  # the reader has told the dozer, which looks at it next
             wire.Wake: lambda _: self._parts.dozer.wake(self._ready),
             wire.StopWorker: self._stop,
-            wire.MeasurePrefill: self._parts.profiler.measure_prefill,
-            wire.MeasureLink: self._parts.profiler.measure_link,
             Opening: lambda opening: links.open(opening.peer, opening.handle),
             wire.CloseLink: lambda gone: links.close(gone.peer),
             LinkTried: links.tried,
-            CopyDone: self._copied,
+            CopyDone: moves.copied,
             **dict.fromkeys(moves.handlers, moves.handle),
         }
 
@@ -161,10 +159,6 @@ class EngineLoop:
         self._parts.requests.abort(abort)
         if not abort.may_return:  # else the grammar may be wanted already for its return
             self._parts.grammars.forget(abort.requests)
-
-    def _copied(self, done: Any) -> None:
-        if not self._parts.profiler.copied(done):
-            self._parts.moves.copied(done)
 
     def _load_adapter(self, load: wire.LoadAdapter) -> None:
         from vllm.lora.request import LoRARequest
@@ -180,7 +174,7 @@ class EngineLoop:
 
     def _step(self, step: Callable[[], tuple[Any, bool]]) -> None:
         parts, began_s = self._parts, time.monotonic()
-        assert not parts.dozer.dozes, "a worker that dozes cannot compute"
+        assert not parts.dozer.dozes, "a dozing worker cannot compute"
         parts.pulse.in_step(began_s)
         outputs, executed = step()
         self._engine.post_step(model_executed=executed)

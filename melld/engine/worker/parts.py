@@ -16,7 +16,6 @@ from melld.engine.worker.links import Links, share_memory
 from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.preparer import Preparer
-from melld.engine.worker.profile import Profiler
 from melld.engine.worker.reader import Pulse, Received, read
 from melld.engine.worker.report import StepReporter
 from melld.engine.worker.requests import Requests
@@ -66,5 +65,3 @@ class Parts:
         self.borrower = Borrower(lent, say)
         self.dozer = Dozer(engine, lent, budget, links, self.reporter, say, is_wanted)
         self.requests = Requests(residency, self.moves, book, say)
-        in_step, inbox = self.pulse.in_step, self.inbox
-        self.profiler = Profiler(engine, residency, links, budget, lambda: not inbox.empty(), say, in_step)

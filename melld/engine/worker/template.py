@@ -152,7 +152,7 @@ def begin(program: wire.Program, spec_bytes: bytes, descriptor: int) -> None:
 
 
 class ImportProgress:
-    """Says how far the imports are, while the block runs: an importer that is asked for every module and has none."""
+    """Reports import progress inside the block: a finder that is asked for every module and finds none."""
 
     def __init__(self, say: Callable[[wire.TemplateImporting], None], parts: int) -> None:
         self._say = say
@@ -182,7 +182,7 @@ class ImportProgress:
 
 
 def tell(control: socket.socket, message: wire.FromTemplate) -> None:
-    """Send a message to the daemon; if that is gone, this process ends with it."""
+    """Send a message to the daemon; exit if the daemon is gone."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         control.send(msgspec.msgpack.encode(message))
 

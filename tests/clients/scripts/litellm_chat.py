@@ -1,6 +1,9 @@
 """LiteLLM: the prefix says which API it speaks."""
 
 import json
+import os
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the internet first, and warns amid the answer
 
 import litellm
 from asked import ABOUT, KEY, MODEL, PARAMETERS, PROMPT, URL, get_weather, tell, wait

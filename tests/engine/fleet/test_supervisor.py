@@ -3,19 +3,19 @@
 import asyncio
 import math
 import resource
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from melld.config import HealthConfig
 from melld.control.status import WorkerState
-from melld.engine.fleet import dozing as dozing_of_workers
-from melld.engine.fleet.dozing import DOZE_DEADLINE_S
-from melld.engine.fleet.first_start import WorkerStartFailed
+from melld.engine.fleet import execution
+from melld.engine.fleet.execution import DOZE_DEADLINE_S, STOP_DEADLINE_S
+from melld.engine.fleet.first_loads import FirstLoads, WorkerStartFailed
+from melld.engine.fleet.life import Event, State
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import UNKILLABLE_S, WorkerEnded
-from melld.engine.fleet.supervisor import STOP_DEADLINE_S, Supervisor
+from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.host.local import LocalHost
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.messages import Pong
@@ -38,39 +38,13 @@ class Nobody:
     def worker_steadied(self, slot: Slot) -> None: ...
 
 
-def waits_s(place: Place, deaths: Sequence[bool]) -> list[float]:
-    """How long each start waits after a worker that had been ready (True), or had not, died."""
-    waits = []
-    for was_ready in deaths:
-        place.died(was_ready)
-        waits.append(place.back_off_s)
-        place.step("retry")
-    return waits
-
-
-def test_a_worker_that_loads_and_crashes_is_started_later_and_later() -> None:
-    """A broken GPU does not restart each second for ever, and is never given up: it may have been a request."""
-    place = Place(SLOT)
-    assert waits_s(place, [True] * 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert not place.given_up
-    assert waits_s(place, [False, True, False]) == [60.0, 60.0, 60.0]
-
-
-def test_a_worker_that_has_worked_for_long_enough_begins_anew() -> None:
-    """A death a day is not a storm."""
-    place = Place(SLOT)
-    waits_s(place, [True] * 4)
-    place.forgive()
-    assert waits_s(place, [True, True]) == [1.0, 2.0]
-
-
 async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     """Without file descriptors to spare no worker is left half started, and the reason is told."""
     supervisor = Supervisor([SLOT], LocalHost(TemplateProcess("cpu", {})), Nobody(), HealthConfig())
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
     try:
-        with pytest.raises(WorkerStartFailed, match=r"no process could be started: .*Too many open files"):
+        with pytest.raises(WorkerStartFailed, match=r"cannot start a process: .*Too many open files"):
             await supervisor.start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
@@ -85,14 +59,13 @@ async def test_a_start_that_fails_by_a_bug_is_told_and_its_worker_is_started_aga
     async def fail() -> None:
         raise RuntimeError("a bug")
 
-    place.has_been_ready = True
-    assert (place.state, place.process) == (WorkerState.STARTING, None)
-    supervisor._own(place, fail())
+    supervisor.first.anyone_was_ready = True
+    supervisor._run._own(place, fail())
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(supervisor.watch(), 30)
     assert place.state is WorkerState.FAILED
     assert "a bug in melld: RuntimeError: a bug" in place.detail
-    assert place.restarts == 1
+    assert place.timer is not None, "it is started again after a rest"
     await supervisor.stop()
 
 
@@ -100,7 +73,7 @@ def test_a_worker_that_died_of_late_gets_what_others_have_no_room_for() -> None:
     """From the death to the scheduler: the other workers are preferred until it has worked for a while."""
     daemon = OfflineDaemon()
     place = daemon.fleet.supervisor.places[W0]
-    place.died(was_ready=True)
+    place.life.take(Event.DIED)
     daemon.fleet.worker_ended(place.slot, WorkerEnded("w0", "killed", expected=False))
     daemon.up(W0)
     homes = [daemon.where(daemon.admit(f"r{number}", 5)) for number in range(6)]
@@ -120,7 +93,9 @@ def test_one_device_that_fails_does_not_keep_the_others_from_serving() -> None:
         workers = daemon.workers()
         workers[0].die(1)
         await asyncio.sleep(30)
-        assert supervisor.places[W0].restarts == 0, "nobody is tried again before it is known that anybody can serve"
+        assert supervisor.places[W0].life.restarts == 0, (
+            "nobody is tried again before it is known that anybody can serve"
+        )
         workers[1].become_ready()
         await daemon.flush()
         workers[2].die(1)
@@ -130,12 +105,12 @@ def test_one_device_that_fails_does_not_keep_the_others_from_serving() -> None:
         for worker in daemon.workers():
             worker.become_ready()
         await daemon.flush()
-        assert [place.restarts for place in supervisor.places.values()] == [1, 0, 1]
+        assert [place.life.restarts for place in supervisor.places.values()] == [1, 0, 1]
         assert all(place.is_ready for place in supervisor.places.values())
         assert set(daemon.cluster.unsteady) == {"w0", "w2"}
         await asyncio.sleep(1.5)  # `steady_after_s` of this daemon is a second
         assert not daemon.cluster.unsteady
-        assert supervisor.places[W0].setbacks == 0
+        assert supervisor.places[W0].life.setbacks == 0
 
     run_virtually(told)
 
@@ -171,7 +146,7 @@ def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
         await daemon.settle()
         assert not starting.done()
         second.die(4)
-        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu:0 could not start: ended with exit code 3"):
+        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu:0 failed to start: exited with code 3"):
             await starting
 
     run_virtually(told)
@@ -193,7 +168,7 @@ def test_a_crash_soon_after_a_crash_waits_longer() -> None:
             await daemon.flush()
         await asyncio.sleep(2)
         daemon.worker(W0).die(-11)
-        assert (waited_s, place.back_off_s) == ([1, 2, 4, 8], 1.0)
+        assert (waited_s, place.life.back_off_s) == ([1, 2, 4, 8], 1.0)
         await daemon.close()
 
     run_virtually(told)
@@ -288,7 +263,7 @@ def test_a_worker_that_cannot_be_killed_holds_nobody_up() -> None:
         await asyncio.sleep(2 + UNKILLABLE_S)
         assert place.is_ready
         await asyncio.sleep(2)
-        assert place.detail.startswith("killed by melld: no ping reply for 2 s; it has not ended within 15 s")
+        assert place.detail.startswith("killed by melld: no ping reply for 2 s; it survived SIGKILL for 15 s")
         another = daemon.worker(W0)
         assert another is not worker
         another.become_ready()
@@ -379,14 +354,14 @@ def test_each_doze_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         await daemon.flush()
         daemon.fleet.doze(W0)
         await asyncio.sleep(2)
-        assert (place.state, place.dozing_bytes) == (WorkerState.DOZING, None)
+        assert place.is_going_to_doze
         while daemon.worker(W0).inbox:
             daemon.worker(W0).obey()
         await daemon.flush()
-        assert place.dozing_bytes == 7
+        assert place.life.state is State.DOZING
         await daemon.close()
 
-    monkeypatch.setattr(dozing_of_workers, "DOZE_DEADLINE_S", 3.0)
+    monkeypatch.setattr(execution, "DOZE_DEADLINE_S", 3.0)
     run_virtually(told)
 
 
@@ -396,7 +371,7 @@ def test_a_worker_that_dies_while_it_dozes_is_told_of_once() -> None:
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
         gone: list[WorkerId] = []
-        daemon.fleet.lending._owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
+        daemon.fleet.lending.owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
         daemon.fleet.doze(W0)
         daemon.worker(W0).obey()
         daemon.worker(W0).deliver()
@@ -420,7 +395,7 @@ def test_a_worker_that_dies_while_it_wakes_is_started_anew() -> None:
         process = place.process
         assert daemon.fleet.supervisor.load(W0)
         daemon.worker(W0).die(1)
-        assert (place.state, place.failed_starts) == (WorkerState.FAILED, 1)
+        assert (place.state, place.life.failed_starts) == (WorkerState.FAILED, 1)
         await asyncio.sleep(2)
         daemon.worker(W0).become_ready()
         await daemon.flush()
@@ -447,7 +422,7 @@ def test_a_crash_after_a_doze_is_not_forgiven_for_the_time_before_it() -> None:
         await daemon.flush()
         daemon.worker(W0).die(-11)
         await asyncio.sleep(1.2)
-        assert place.setbacks == 2
+        assert place.life.setbacks == 2
         await daemon.close()
 
     run_virtually(told)
@@ -458,6 +433,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.ended: list[WorkerEnded] = []
+        self.first = FirstLoads()
 
     def wanted(self, worker: WorkerId) -> None: ...
     def worker_ready(self, worker: WorkerId, ready: Any) -> None: ...

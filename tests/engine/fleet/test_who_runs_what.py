@@ -90,7 +90,7 @@ def test_a_lost_machine_is_one_event_and_serves_again_when_it_is_back() -> None:
             assert len(told) == 2, told
         await asyncio.sleep(30.0)
         places = daemon.fleet.places
-        assert [(places[name].state, places[name].process) for name in (W1, W3)] == [(WorkerState.FAILED, None)] * 2
+        assert [(places[name].state, places[name].process) for name in (W1, W3)] == [(WorkerState.WAITING, None)] * 2
         daemon.return_machine("m1")
         await asyncio.sleep(1.1)
         for name in (W1, W3):
@@ -255,7 +255,7 @@ def test_a_worker_that_was_stopped_under_its_requests_starts_again() -> None:
         await daemon.flush()
         daemon.fleet.stop_worker(W0)
         await daemon.flush()
-        assert daemon.fleet.supervisor.places[W0].state is WorkerState.WAKING
+        assert daemon.fleet.supervisor.places[W0].state is WorkerState.STARTING
 
     on_a_daemon(1, story)
 

@@ -17,12 +17,12 @@ from melld.control.status import WorkerState
 from melld.decisions.recorder import recording
 from melld.decisions.records import Record, header_record
 from melld.decisions.stories import Happened, Stories, Story
-from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.life import Intent
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.request import RequestKilledWorkers
 from melld.engine.wire.spec import WorkerSpec
@@ -72,6 +72,7 @@ class VirtualDaemon:
         owner: Any = None,
         name: str = "w",
         host: Callable[[], VirtualHost] = VirtualHost,
+        is_alone: bool = False,
     ) -> None:
         self.names = [WorkerId(f"{name}{index}") for index in range(workers)]
         specs = [WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
@@ -88,11 +89,13 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health, owner=owner)
+        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health)
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
+        if owner is not None and not is_alone:
+            self.fleet.let_to(owner)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
-        planner = Planner(Boundaries().for_epochs_of(0.1))
+        planner = Planner(Boundaries())
         on_rest = () if owner is None else (owner.tell_offers,)
         self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1, *on_rest)
         self.drains = self.driver.drains
@@ -254,7 +257,7 @@ class VirtualDaemon:
             self.return_machine(machine)
         for _ in range(150):
             for name in self.names:
-                if self.fleet.supervisor.places[name].given_up:
+                if self.fleet.supervisor.places[name].life.given_up:
                     self.fleet.start_worker(name)
             for worker in self.workers():
                 worker.become_ready()
@@ -391,15 +394,15 @@ class VirtualDaemon:
             process = place.process
             if place.is_ready and (process is None or process.asked_to_end):
                 yield f"{name} is {place.state}, and its process {'ends' if process else 'is gone'}"
-            if place.is_cold != (place.offer is not None and not place.is_ready):
-                yield f"{name} is {place.state}, and the scheduler believes it {'cold' if place.is_cold else 'warm'}"
+            if place.offer is not None and (place.offer.wake_s is not None) == place.is_ready:
+                yield f"{name} is {place.state}, and the scheduler believes that it wakes in {place.offer.wake_s} s"
             if (name in self.fleet.workers) and process is None:
                 yield f"{name} reports, and has no process"
             known = self.cluster.workers.get(name)
-            is_out = place.stays_out or name in self.drains.by_worker
+            is_out = place.life.intent is not Intent.IN_SERVICE or name in self.drains.by_worker
             if place.is_ready and known is None:
                 yield f"{name} is ready, and the scheduler does not know it"
-            is_out = is_out or place.is_away
+            is_out = is_out or bool(place.life.obstacle)
             if known is None and place.state in (WorkerState.STOPPED, WorkerState.STOPPING) and not is_out:
                 yield f"{name} is {place.state}, and nobody will ever start it"
             if known is not None and place.state in (WorkerState.STARTING, WorkerState.FAILED):
@@ -411,9 +414,9 @@ class VirtualDaemon:
     def _of_drains(self) -> Iterator[str]:
         for name, drain in self.drains.by_worker.items():
             there = {one.request for one in self.fleet.live.values() if one.worker == name}
-            if drain.state is DrainState.DRAINING and there != drain.left:
+            if drain.is_emptying and there != drain.left:
                 yield f"{name} is drained of {sorted(drain.left)}, and has {sorted(there)}"
-            if drain.state is DrainState.DRAINED and self._state(name) is not WorkerState.STOPPED:
+            if drain.is_over and self._state(name) is not WorkerState.STOPPED:
                 yield f"{name} is drained, and {self._state(name)}"
 
     def _state(self, name: WorkerId) -> WorkerState:

@@ -199,7 +199,7 @@ def test_a_judge_whose_end_is_not_known_yet_is_replaced(court: Court) -> None:
     async def scenario() -> None:
         async with court.judges(2) as judges:
             await judges.judge(constraint(choice=["g"]), "a")
-            (pid,), (judge,) = court.pids(), judges._judges
+            (pid,), (judge,) = court.pids(), judges._judges.values()
             closed = asyncio.Event()
             judge.connection_lost = lambda _: closed.set()
             os.kill(court.template.pid, signal.SIGSTOP)

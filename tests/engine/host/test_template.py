@@ -52,7 +52,7 @@ async def end_of_a_template(harm: Callable[[int], None], **environment: str) -> 
 async def test_a_template_that_cannot_begin_is_told_with_its_last_word() -> None:
     """A broken installation is named, also where its last line is read only after its end."""
     cause = await end_of_a_template(lambda _pid: None, PYTHONHOME="/nonexistent")
-    assert cause == "its template process ended with exit code 1: ModuleNotFoundError: No module named 'encodings'"
+    assert cause == "its template process exited with code 1: ModuleNotFoundError: No module named 'encodings'"
 
 
 async def test_a_template_that_somebody_ends_is_told_with_the_signal() -> None:

@@ -35,7 +35,7 @@ class Probe:
 
     async def segments(self, uuids: list[str]) -> object:
         """What copies between these GPUs share, by name."""
-        return {one.name: sorted(one.pairs) for one in segments_of_gpus(self._nvml.links(uuids), 1)}
+        return {one.name: sorted(one.pairs) for one in segments_of_gpus(self._nvml.links(uuids))}
 
     async def poll(self, uuids: list[str], deadline_s: float) -> object:
         """The poller lives on from one call to the next, and so do its open questions."""

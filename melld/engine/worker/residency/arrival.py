@@ -101,12 +101,6 @@ class Arrivals:
         self.written: set[str] = set()
         """Requests whose reserved blocks another thread writes into."""
         self._given_up: dict[str, Arrival] = {}
-        # Those that hold blocks wait in a line of their own, never behind one that may wait for these blocks; vLLM
-        # knows them by their computed tokens, of which a request that moves by its tokens has none.
-        self._scheduler._holds_kv_blocks = self._holds_blocks  # noqa: SLF001
-
-    def _holds_blocks(self, request: "Request") -> bool:
-        return any(self._scheduler.kv_cache_manager.get_block_ids(request.request_id))
 
     @property
     def free_slots(self) -> int:
@@ -182,7 +176,7 @@ class Arrivals:
         self._enter(request, snapshot.generator_state)
 
     def attach_unreserved(self, arrival: Arrival) -> None:
-        """Queue the request with its tokens alone and no reservation: it waits until the scheduler has room."""
+        """Queue the request with only its tokens and no reservation, until the scheduler has room."""
         request = arrival.request
         _ask_no_prompt_logprobs_again(request)
         if request.num_output_tokens:
@@ -194,7 +188,7 @@ class Arrivals:
         self.written.add(request_id)
 
     def copy_ended(self, request_id: str) -> None:
-        """Record that the other thread has stopped, and free the blocks if the reservation was cancelled meanwhile."""
+        """Record that the other thread has stopped, and free the blocks if the reservation has since been cancelled."""
         self.written.discard(request_id)
         if arrival := self._given_up.pop(request_id, None):
             self._tables.free(arrival.request)
@@ -223,7 +217,7 @@ class Arrivals:
         scheduler.finished_req_ids.discard(request_id)
         scheduler.prev_step_scheduled_req_ids.discard(request_id)
         scheduler.requests[request_id] = request
-        if request.num_output_tokens and not self._holds_blocks(request):
+        if request.num_output_tokens and not scheduler._holds_kv_blocks(request):  # noqa: SLF001
             scheduler.waiting.prepend_request(request)  # was running: goes ahead of requests that never have
         else:
             scheduler._enqueue_waiting_request(request)  # noqa: SLF001

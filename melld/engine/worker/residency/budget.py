@@ -90,8 +90,6 @@ class DueTimes:
         self._targets = Targets(ttft_s=ttft_s)
         self._clock = clock
         self._awaited: weakref.WeakKeyDictionary[Request, Awaited] = weakref.WeakKeyDictionary()
-        self._enqueue = scheduler._enqueue_waiting_request  # noqa: SLF001
-        scheduler._enqueue_waiting_request = self._line_up  # noqa: SLF001
 
     def look(self) -> None:
         """Note first tokens that have come, and those that will be late; call it before each step."""
@@ -103,14 +101,14 @@ class DueTimes:
             while line and self._is_late(line.peek_request(), now_s):
                 line.add_request(self._put_off(line.pop_request()))
 
-    def _line_up(self, request: "Request") -> None:
+    def lines_up(self, request: "Request") -> None:
+        """Say when the request is due, before it joins the line."""
         costs = self._times.costs
         is_awaited = not request.num_output_tokens and not request.request_id.endswith(WARM_SUFFIX)
         if costs is not None and is_awaited and request not in self._awaited:
             prompt_s = costs.prompt_token_s * request.num_prompt_tokens
             self._awaited[request] = Awaited(request.arrival_time, prompt_s)
             request.arrival_time += self._targets.first_token_s(prompt_s)
-        self._enqueue(request)
 
     def _is_late(self, request: "Request", now_s: float) -> bool:
         awaited = self._awaited.get(request)
@@ -131,7 +129,7 @@ class StepCounts(NamedTuple):
 
 
 class StepBudget:
-    """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
+    """The steps of one engine.  `limit`: how long a step with decodes may take; None: no limit.
 
     `times` learns what they take.  `ttft_s`: the target of first tokens.  `expected` returns how many requests have a
     reservation here: they may go on at any moment.  `ages` looks at those that wait before each step.  `clock`: the one
@@ -166,8 +164,8 @@ class StepBudget:
         self._in_flight: collections.deque[StepCounts] = collections.deque(
             maxlen=engine.vllm_config.max_concurrent_batches
         )
-        self._spend: Callable[..., SchedulerOutput] = self._scheduler.schedule
-        self._scheduler.schedule = self._schedule
+        self.lines_up = self._due.lines_up
+        self._scheduler.steps = self
 
     def stepped(self, step_s: float) -> StepCounts:
         """Learn from the step that has just ended; return what it computed, nothing if it only began others."""
@@ -179,24 +177,22 @@ class StepBudget:
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Let vLLM spend its steps as it does by itself, meanwhile."""
+        """Leave vLLM's steps unlimited for the duration of the block."""
         self._limit(self._most_tokens, self._own_chunk)
-        self._scheduler.schedule = self._spend
+        self._scheduler.steps = None
         try:
             yield
         finally:
             self._in_flight.clear()
-            self._scheduler.schedule = self._schedule
+            self._scheduler.steps = self
 
-    def _schedule(self, *arguments: Any, **options: Any) -> "SchedulerOutput":
-        self._prepare()
-        output = self._spend(*arguments, **options)
+    def scheduled(self, output: "SchedulerOutput") -> None:
+        """Note what a step will compute."""
         tokens = output.num_scheduled_tokens.values()
         prompts = [count for count in tokens if count > self._decode_tokens]
         self._in_flight.append(StepCounts(len(tokens) - len(prompts), sum(prompts)))
-        return output
 
-    def _prepare(self) -> None:
+    def before(self) -> None:
         """Put decodes first, then prompts by priority and when they are due, and set the limits of the step."""
         self._due.look()
         self._ages.look()
@@ -214,7 +210,7 @@ class StepBudget:
             self._limit(self._most_tokens, self._own_chunk)
 
     def _cut(self, decodes: int, prompts: int, urgent: int) -> None:
-        """Set the limits of a step beside which so many requests decode and so many prompts are under way.
+        """Set a step's limits for this many decoding requests and prompts in progress.
 
         `urgent` prompts wait that go before these: once they have begun, they stand first.
         """

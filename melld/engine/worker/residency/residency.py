@@ -38,7 +38,6 @@ from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
@@ -62,10 +61,6 @@ class Residency:
         self._engine = engine
         self._scheduler: Any = engine.scheduler
         self.name = engine_name(engine)
-        # With steps in flight, one of them may still write to a block that an ended request has freed.  Vital here, as
-        # for vLLM's KV connectors: copies write to reserved blocks from outside of its stream.
-        self._scheduler.defer_block_free |= engine.vllm_config.max_concurrent_batches > 1
-        _forget_uncomputed(self._scheduler)
         runner = runner_of(engine)
         self._scratch = scratch
         self._epochs = epochs
@@ -172,7 +167,7 @@ class Residency:
     # -- the destination --------------------------------------------------------------------------------------------
 
     def reserve(self, arrival: Arrival, token_capacity: int, computed_tokens: int = 0) -> Reservation:
-        """Reserve blocks for a request that will arrive, of which so many tokens' KV will be copied.
+        """Reserve blocks for an arriving request, the KV of whose first tokens will be copied.
 
         Raises:
             NoRoom: too few free blocks, or no slot in the batch.
@@ -223,23 +218,3 @@ class Residency:
 def _begun_by(step: "SchedulerOutput") -> set[str]:
     """Return the requests that were not running before the step."""
     return {new.req_id for new in step.scheduled_new_reqs}.union(step.scheduled_cached_reqs.resumed_req_ids)
-
-
-def _forget_uncomputed(scheduler: "Scheduler") -> None:
-    """Have this scheduler's preemptions drop from the prefix cache what no step has computed or is computing.
-
-    A fix of vLLM 0.32.0, which names a block in its prefix cache when it plans the step that completes it.  Going by
-    priority, it may preempt a request that it has planned for in the same step: its block stays named, and a later
-    request reads what another has left there.
-    """
-    manager: Any = scheduler.kv_cache_manager
-    preempt: Any = scheduler._preempt_request  # noqa: SLF001
-
-    def forget_and_preempt(request: "Request", *rest: Any, **options: Any) -> None:
-        tables, groups = manager.get_block_ids(request.request_id), manager.coordinator.single_type_managers
-        # The tokens of the step that is being planned are counted once all of it is planned.
-        computed = [request.num_computed_tokens // group.block_size for group in groups]
-        manager.evict_blocks({block for table, full in zip(tables, computed, strict=True) for block in table[full:]})
-        preempt(request, *rest, **options)
-
-    scheduler._preempt_request = forget_and_preempt  # noqa: SLF001

@@ -27,6 +27,12 @@ SETTLED = {
 }  # fmt: skip
 
 
+def _vllm_scheduler() -> Any:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return Scheduler
+
+
 def a_request_has_no_state_that_we_do_not_know(engine: Any) -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
@@ -67,9 +73,9 @@ def the_scheduler_has_the_queues_that_we_take_from(engine: Any) -> None:
 
 
 def waiting_requests_with_kv_are_scheduled_first(engine: Any) -> None:
-    source = inspect.getsource(type(engine.scheduler).schedule)
+    source = inspect.getsource(_vllm_scheduler().schedule)
     assert source.index("request_queue = self.kv_holding_waiting") < source.index("request_queue = self.waiting")
-    assert "num_computed_tokens > 0" in inspect.getsource(type(engine.scheduler)._holds_kv_blocks)
+    assert "num_computed_tokens > 0" in inspect.getsource(_vllm_scheduler()._holds_kv_blocks)
 
 
 def a_drafter_says_how_far_ahead_of_a_part_of_the_prompt_it_reads(engine: Any) -> None:
@@ -84,12 +90,12 @@ def a_drafter_says_how_far_ahead_of_a_part_of_the_prompt_it_reads(engine: Any) -
 
 
 def a_preempted_requests_drafts_are_dropped(engine: Any) -> None:
-    source = inspect.getsource(type(engine.scheduler)._preempt_request)
+    source = inspect.getsource(_vllm_scheduler()._preempt_request)
     assert "request.spec_token_ids = []" in source
 
 
 def an_unknown_requests_output_is_dropped(engine: Any) -> None:
-    source = inspect.getsource(type(engine.scheduler).update_from_output)
+    source = inspect.getsource(_vllm_scheduler().update_from_output)
     assert "if request is None or request.is_finished():" in source
 
 
@@ -205,7 +211,7 @@ def a_step_keeps_to_the_limits_and_the_order_of_the_moment(engine: Any) -> None:
     from melld.engine.worker.start import add_own_request
 
     scheduler, config = engine.scheduler, engine.scheduler.scheduler_config
-    ours = vars(scheduler).pop("schedule", None)  # the budget's, which sets both
+    steps, scheduler.steps = scheduler.steps, None  # the budget, which sets both
     before = scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
     names = ["first", "second"]
     try:
@@ -232,12 +238,11 @@ def a_step_keeps_to_the_limits_and_the_order_of_the_moment(engine: Any) -> None:
         engine.abort_requests(names)
         engine.step_fn()
         scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold = before
-        if ours is not None:
-            scheduler.schedule = ours
+        scheduler.steps = steps
 
 
 def a_running_request_says_whether_its_next_step_is_of_its_prompt(engine: Any) -> None:
-    source = inspect.getsource(type(engine.scheduler)._update_after_schedule)
+    source = inspect.getsource(_vllm_scheduler()._update_after_schedule)
     assert "request.is_prefill_chunk = request.num_computed_tokens < (" in source
 
 
@@ -264,15 +269,15 @@ def the_waiting_go_by_priority_and_then_by_arrival(engine: Any) -> None:
 def an_arrival_time_says_whose_turn_it_is_and_nothing_else(engine: Any) -> None:
     from vllm.v1.engine import core
 
-    source = inspect.getsource(type(engine.scheduler))
+    source = inspect.getsource(_vllm_scheduler())
     uses = [line.strip() for line in source.splitlines() if "arrival_time" in line]
     assert uses == ["key=lambda r: (r.priority, r.arrival_time),", "session.arrival_time = update.arrival_time"]
     assert "arrival_time" not in inspect.getsource(core)
-    assert "self._enqueue_waiting_request(request)" in inspect.getsource(type(engine.scheduler).add_request)
+    assert "self._enqueue_waiting_request(request)" in inspect.getsource(_vllm_scheduler().add_request)
 
 
 def nobody_is_pushed_out_for_one_that_waits(engine: Any) -> None:
-    source = inspect.getsource(type(engine.scheduler).schedule)
+    source = inspect.getsource(_vllm_scheduler().schedule)
     running, _, waiting = source.partition("# Next, schedule the WAITING requests.")
     assert "_preempt_request(" in running
     assert waiting
@@ -280,8 +285,7 @@ def nobody_is_pushed_out_for_one_that_waits(engine: Any) -> None:
 
 
 def vllm_asks_who_holds_blocks_before_it_queues_a_request(engine: Any) -> None:
-    scheduler = engine.scheduler
-    assert "if self._holds_kv_blocks(request):" in inspect.getsource(type(scheduler)._enqueue_waiting_request)
-    source = inspect.getsource(type(scheduler).schedule)
+    assert "if self._holds_kv_blocks(request):" in inspect.getsource(_vllm_scheduler()._enqueue_waiting_request)
+    source = inspect.getsource(_vllm_scheduler().schedule)
     assert "if self._holds_kv_blocks(request_to_skip):" in source
     assert source.index("request_queue = self.kv_holding_waiting") < source.index("request_queue = self.waiting")

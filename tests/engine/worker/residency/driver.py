@@ -159,6 +159,7 @@ class Worker:
         from melld.engine.wire.spec import ArenaSpec
         from melld.engine.worker.residency.arena import ArenaMemory
         from melld.engine.worker.residency.memory import hold_kv_in_shared_memory
+        from melld.engine.worker.residency.scheduler import schedule_here
 
         options = dict(options)
         if (library := options.pop("libcuda", None)) is not None:
@@ -187,6 +188,7 @@ class Worker:
 
             mend()
             hold_kv_in_shared_memory()
+        schedule_here(self.config)
         executor = Executor.get_class(self.config)
         self.engine = EngineCore(self.config, arena.hold_kv_of(executor) if arena else executor, log_stats=True)
         self.arena_failure = arena.failure if arena else ""

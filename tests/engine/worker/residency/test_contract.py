@@ -14,7 +14,7 @@ from tests.engine.worker.residency.driver import WorkerProxy
 ASSUMPTIONS = [
     name
     for name, value in vars(contract).items()
-    if inspect.isfunction(value) and value.__module__ == contract.__name__
+    if inspect.isfunction(value) and value.__module__ == contract.__name__ and not name.startswith("_")
 ]
 
 

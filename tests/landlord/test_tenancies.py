@@ -5,13 +5,13 @@ import random
 import msgspec
 import pytest
 
+from benchmarks.tenancies.experiment import TENANCIES, run_tenancy
+from benchmarks.tenancies.setting import ModelArrival, RatedModel, Setting, arrivals, power_law
+from benchmarks.tenancies.simulation import ModelsSimulation
 from melld.ids import ModelName
 from melld.landlord import events as e
 from melld.landlord.landlord import Landlord
 from melld.simulator.catalogue import CARDS, MODELS
-from melld.simulator.models.experiment import TENANCIES, run_tenancy
-from melld.simulator.models.setting import ModelArrival, RatedModel, Setting, arrivals, power_law
-from melld.simulator.models.simulation import ModelsSimulation
 from melld.simulator.workload import LogNormal
 from tests.landlord.law import check_landlord
 

@@ -10,33 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from melld.errors import ConfigError
-from melld.simulator.experiment import PolicyOutcome
 from melld.simulator.measures import Report, Samples
 
 Groups = Mapping[str, Mapping[str, Sequence[Report]]]
 COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#222222")
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 WIDE, HIGH = 7.5, 4.2
-
-
-def draw_run(
-    directory: pathlib.Path, outcomes: Sequence[PolicyOutcome], unbatched: Mapping[str, Report]
-) -> list[pathlib.Path]:
-    """Draw the figures of one run of `melld simulate`; figure 13 only if a policy has an unbatched form.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the directory cannot be made.
-    """
-    first = outcomes[0].report
-    workload = f"{first.requests} requests in {first.window_s:.0f} s, seed {first.seed}"
-    groups = {workload: {outcome.report.policy: [outcome.report] for outcome in outcomes}}
-    batching = {policy: (groups[workload][policy], [report]) for policy, report in unbatched.items()}
-    samples = {outcome.report.policy: outcome.samples for outcome in outcomes}
-    drawn = draw_groups(directory, groups)
-    if batching:
-        drawn += draw_batching(directory, {workload: batching})
-    return drawn + draw_over_time(directory, samples)
 
 
 def draw_groups(directory: pathlib.Path, groups: Groups) -> list[pathlib.Path]:
@@ -170,17 +149,12 @@ def _legend(figure: Any) -> None:
 
 
 def _draw(directory: pathlib.Path, name: str, draw: Callable[[Any], None]) -> pathlib.Path:
-    try:
-        import matplotlib as mpl
+    import matplotlib as mpl
 
-        mpl.use("Agg", force=True)
-        from matplotlib import pyplot
-    except ImportError:
-        raise ConfigError("--plot", "needs matplotlib: pip install 'melld[plot]'") from None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("--plot", f"cannot make {directory}: {error.strerror}") from error
+    mpl.use("Agg", force=True)
+    from matplotlib import pyplot
+
+    directory.mkdir(parents=True, exist_ok=True)
     with pyplot.rc_context({**STYLE, "figure.constrained_layout.use": True}):
         draw(pyplot)
         figure = pyplot.gcf()

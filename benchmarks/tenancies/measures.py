@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 
 from melld.simulator.latency import LatencyProfile
-from melld.simulator.models.device import SimulatedRequest
-from melld.simulator.models.setting import ModelArrival, Setting
+
+from .device import SimulatedRequest
+from .setting import ModelArrival, Setting
 
 SLO_TIMES = 8.0
 """A request is in time if it takes at most so many times what it would take alone."""

@@ -1,4 +1,4 @@
-"""Runs of several tenancies on one setting, for `melld simulate --models` and the benchmarks.
+"""Runs of several tenancies on one setting, for `models_table.py`.
 
 Owns the names.  `lending` is the Landlord; `fixed` the Landlord where nothing is lent, `split` what MuxServe does,
 `fifo` and `collated` what swapping whole models does.
@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from melld.ids import ModelName
 from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
-from melld.simulator.models.baselines import Split, Swap
-from melld.simulator.models.measures import ModelsReport
-from melld.simulator.models.setting import ModelArrival, Setting
-from melld.simulator.models.simulation import ModelsSimulation, Tenancy
+
+from .baselines import Split, Swap
+from .measures import ModelsReport
+from .setting import ModelArrival, Setting
+from .simulation import ModelsSimulation, Tenancy
 
 QUANTUM_S = 5.0
 

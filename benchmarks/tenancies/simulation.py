@@ -25,9 +25,10 @@ from melld.scheduler.events import AnyEvent
 from melld.scheduler.policies.plus.policy import MellPlus
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.simulator.catalogue import BLOCK_TOKENS
-from melld.simulator.models.device import SimulatedDevice, SimulatedInstance, SimulatedRequest
-from melld.simulator.models.measures import ModelsMeasures
-from melld.simulator.models.setting import ModelArrival, Setting, instance_name
+
+from .device import SimulatedDevice, SimulatedInstance, SimulatedRequest
+from .measures import ModelsMeasures
+from .setting import ModelArrival, Setting, instance_name
 
 HORIZON_S = 1.0
 """How far ahead growth is estimated: an epoch, a take and a block's tokens."""

@@ -14,7 +14,8 @@ import numpy as np
 from melld.ids import ModelName, RequestId, WorkerId
 from melld.simulator.catalogue import BLOCK_TOKENS
 from melld.simulator.latency import LatencyProfile
-from melld.simulator.models.setting import ModelArrival
+
+from .setting import ModelArrival
 
 CHUNK_TOKENS = 512
 

@@ -1,0 +1,160 @@
+"""Executes what the lives of workers lead to: starts, wakes and ends their processes, at once or after a rest.
+
+Owns the tasks and timers.  A task that fails, which is a bug in melld, counts as its worker's death.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from melld.engine.fleet.life import WARM, Do, Event, State
+from melld.engine.fleet.place import Place
+from melld.engine.fleet.process import WorkerEnded, WorkerProcess
+from melld.engine.host.intake import Intake
+from melld.engine.host.ports import Host
+from melld.engine.wire import messages as wire
+from melld.ids import WorkerId
+
+log = logging.getLogger("melld.supervisor")
+STOP_DEADLINE_S = 5.0
+DOZE_DEADLINE_S = 300.0
+"""A worker that does not doze by then is stopped.  A GPU's weights need 0.7 s per GB (seen on an H200)."""
+
+
+class PlaceListener(Protocol):
+    """Hears of the processes."""
+
+    def said(self, place: Place, message: Any, payload: list[bytes]) -> None:
+        """Handle a worker's message."""
+
+    def begins(self, place: Place) -> None:
+        """Note that a process is started."""
+
+    def ended(self, place: Place, ended: WorkerEnded) -> None:
+        """Note that the process is gone."""
+
+    def called_off(self, place: Place) -> None:
+        """Note that a worker was stopped before its start."""
+
+
+class Execution:
+    """The processes of one fleet's workers.  `hosts`: where each is started."""
+
+    def __init__(self, listener: PlaceListener, intake: Intake) -> None:
+        self.hosts: dict[WorkerId, Host] = {}
+        self.failures: asyncio.Queue[BaseException] = asyncio.Queue()
+        self._listener = listener
+        self._intake = intake
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, place: Place, event: Event) -> None:
+        """Let the worker's life go on, and do what that leads to."""
+        self.do(place, self.note(place, event))
+
+    def note(self, place: Place, event: Event) -> Do:
+        """Let the worker's life go on; return what to do then."""
+        was = place.life.state
+        do = place.life.take(event)
+        if place.life.state is not was and not {was, place.life.state} <= WARM:
+            _forget_timer(place)
+        return do
+
+    def do(self, place: Place, do: Do) -> None:
+        """Do what an event has led to."""
+        process = place.process
+        match do:
+            case Do.BEGIN:
+                self._begin(place)
+            case Do.DOZE if process is not None:
+                process.send(wire.Doze())
+                late = wire.Dozed(failure=f"no reply for {DOZE_DEADLINE_S:g} s")
+                self.later(place, DOZE_DEADLINE_S, partial(self._listener.said, place, late, []))
+            case Do.END | Do.KILL if process is not None:
+                self._own(place, _end(process, do))
+            case Do.END | Do.KILL:
+                self.take(place, Event.ENDED)
+                self._listener.called_off(place)
+
+    def restart(self, place: Place) -> None:
+        """Start the dead worker again after a rest, unless it is given up."""
+        if place.life.given_up:
+            then = f"`melld resume {place.slot.worker}` tries again"
+            place.detail = f"given up after {place.life.failed_starts} failed starts ({place.detail}); {then}"
+            log.error("%s: %s", place.slot.worker, place.detail)
+            return
+
+        async def again() -> None:
+            self.take(place, Event.RETRY)
+
+        self.later(place, place.life.back_off_s, lambda: self._own(place, again()))
+
+    def later(self, place: Place, delay_s: float, act: Callable[[], None]) -> None:
+        """Do this to the worker after a time, unless its life goes on before."""
+        _forget_timer(place)
+        place.timer = asyncio.get_running_loop().call_later(delay_s, act)
+
+    async def end_all(self, places: list[Place]) -> None:
+        """End all processes, and do nothing else any more; return when none is left."""
+        for task in self._tasks:
+            task.cancel()
+        for place in places:
+            _forget_timer(place)
+        there = [(place, place.process) for place in places if place.process is not None]
+        await asyncio.gather(*[_end(process, place.life.take(Event.STOP)) for place, process in there])
+
+    def _begin(self, place: Place) -> None:
+        """Start a process, or wake the one that dozes; one that ends is replaced when it has."""
+        if place.life.state is not State.STARTING:
+            return  # no longer wanted
+        place.unanswered = 0
+        if place.process is not None:
+            if not place.process.asked_to_end:
+                place.process.wake()
+            return
+        if (left_s := place.rested_s - asyncio.get_running_loop().time()) > 0.0:
+            self.later(place, left_s, partial(self._begin, place))
+            return
+        self._listener.begins(place)
+        hear = partial(self._listener.said, place), partial(self._ended, place)
+        try:
+            place.process = WorkerProcess(place.slot.spec, self.hosts[place.slot.worker], *hear, self._intake)
+        except OSError as error:  # out of file descriptors or memory: that may pass
+            self._ended(place, WorkerEnded(place.slot.worker, f"cannot start a process: {error}", expected=False))
+
+    def _ended(self, place: Place, ended: WorkerEnded) -> None:
+        place.process = None
+        do = self.note(place, Event.ENDED if ended.expected else Event.DIED)
+        if not ended.expected:
+            place.detail = ended.reason
+        self._listener.ended(place, ended)
+        self.do(place, do)
+
+    def _own(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task that starts or stops this worker."""
+        self._tasks.add(task := asyncio.get_running_loop().create_task(work, name=f"{place.state} {place.slot.worker}"))
+        task.add_done_callback(partial(self._task_ended, place))
+
+    def _task_ended(self, place: Place, task: asyncio.Task[None]) -> None:
+        """Count a worker whose task has failed as dead, so that it is started again."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self.failures.put_nowait(error)
+        why = f"a bug in melld: {type(error).__name__}: {error}"
+        if place.process is not None:
+            place.process.kill(why)
+        elif place.life.may(Event.DIED):
+            self._ended(place, WorkerEnded(place.slot.worker, why, expected=False))
+
+
+def _forget_timer(place: Place) -> None:
+    if place.timer is not None:
+        place.timer.cancel()
+        place.timer = None
+
+
+def _end(process: WorkerProcess, do: Do) -> Coroutine[Any, Any, None]:
+    """Ask a process to end; kill one that has nothing to clean up, unless it ends already."""
+    return process.stop(0.0 if do is Do.KILL and not process.asked_to_end else STOP_DEADLINE_S)

@@ -1,0 +1,67 @@
+"""Outputs that are only next tokens go past vLLM's output processing, whoever made them."""
+
+from typing import Any
+
+import pytest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser.abstract_parser import DelegatingParser
+from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from melld.api.serving.telling import telling
+from melld.engine.frontend.codec import EngineCodec
+from melld.engine.frontend.plain_outputs import before_vllm, parses_nothing
+
+
+class State:
+    """A request's, which takes all outputs."""
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = []
+
+    def take(self, output: Any, *_: Any) -> bool:
+        self.taken.append(output.new_token_ids)
+        return True
+
+
+def test_what_a_worker_of_vllm_sends_goes_past_its_output_processor() -> None:
+    """Each step of a real engine has the version of its weights."""
+    sent = EngineCoreOutputs(outputs=[EngineCoreOutput(request_id="a", new_token_ids=[7])], weight_version="default")
+    outputs = EngineCodec().decode_outputs(MsgpackEncoder().encode(sent), 0)
+    state, left = State(), list[Any]()
+    process = before_vllm({"a": state}, lambda rest, *_, **__: left.extend(rest))
+    process(outputs.outputs, 0.0, None, weight_version=outputs.weight_version)
+    assert (state.taken, left) == ([[7]], [])
+
+
+class Parser(DelegatingParser):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    tool_parser_cls = Hermes2ProToolParser
+
+
+class Tokenizer:
+    """As much of one as a parser looks at."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<tool_call>": 1, "</tool_call>": 2}
+
+    def encode(self, _text: str, **_: Any) -> list[int]:
+        return [3]
+
+    def decode(self, _tokens: list[int], **_: Any) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("tools", "parses"), [(None, False), ([{"type": "function", "function": {"name": "f"}}], True)]
+)
+def test_a_parser_is_not_asked_where_nobody_wants_what_it_finds(tools: Any, parses: bool) -> None:
+    """A model with a parser costs no more than one without, as long as no tools are offered."""
+    parser_class = telling(Parser, "call_", tells_twice=True)
+    assert parser_class is not None
+    request = ChatCompletionRequest(messages=[{"role": "user", "content": "Hello"}], tools=tools)
+    parser = parser_class(Tokenizer(), request.tools)
+    arguments = {"delta_text": "a", "delta_token_ids": [5], "request": request, "prompt_token_ids": [4]}
+    message = parser.parse_delta(**arguments, finished=False)
+    assert message.content == "a"
+    assert parses_nothing(parser.parse_delta, arguments) is not parses
