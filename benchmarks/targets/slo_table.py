@@ -53,10 +53,10 @@ CONSTANTS_ROWS = (("arxiv", "13b-h100", 30), ("lmsys", "8b-4090", 50), ("waves",
 CONSTANTS = (
     "demand.MEMORY_PART", "demand.PROMPT_PART", "demand.SLOW_PART", "demand.STRICT_MEMORY_PART",
     "demand.STRICT_PROMPT_PART", "demand.STRICT_SLOW_PART", "demand.MEAN_S", "demand.SUDDEN_S", "demand.SURE",
-    "demand.GROWTH_S", "demand.CALM_S",
-    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
+    "demand.SURE_GROWTH", "demand.GROWTH_S", "demand.CALM_S",
+    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S",
     "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
-    "feedback.FIRST_CAUTION", "feedback.MOST_SURE", "feedback.SURE_DOWN", "idle.MARGIN",
+    "feedback.FIRST_CAUTION", "idle.MARGIN",
     "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED", "models.LONG_TIMES",
     "targets.LATE_TIMES",
 )  # fmt: skip
