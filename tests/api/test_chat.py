@@ -40,6 +40,7 @@ async def test_a_chats_request_is_seen_at_work_and_stopped(daemon: DaemonProcess
     await say(tab, "Hello")
     await tab.wait_until("document.querySelector('.bar .mine') && at('chat-where').textContent.includes('is on w')")
     assert await tab.evaluate("document.querySelectorAll('.bar .mine').length") == 1
+    await tab.wait_until("document.querySelector('.turn:last-child').lastChild.textContent.includes('tokens/s')")
     await tab.press("Escape")
     await tab.wait_until(IS_DONE)
     told = await tab.evaluate("document.querySelector('.turn:last-child').lastChild.textContent")
