@@ -54,7 +54,7 @@ CONSTANTS = (
     "demand.MEMORY_PART", "demand.PROMPT_PART", "demand.SLOW_PART", "demand.STRICT_MEMORY_PART",
     "demand.STRICT_PROMPT_PART", "demand.STRICT_SLOW_PART", "demand.MEAN_S", "demand.SUDDEN_S", "demand.SURE",
     "demand.SURE_GROWTH", "demand.GROWTH_S", "demand.CALM_S",
-    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S",
+    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
     "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
     "feedback.FIRST_CAUTION", "idle.MARGIN",
     "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED", "models.LONG_TIMES",

@@ -69,10 +69,11 @@ class PromptRate:
 
 
 class Demand:
-    """The number of workers in service: `workers`."""
+    """The number of workers in service: `workers`.  `by_memory`: memory alone sets it."""
 
     def __init__(self, cluster: Cluster, missed: float, steps: StepModel, answers: Answers) -> None:
         self.workers = 0
+        self.by_memory = False
         self._cluster = cluster
         after_s = cluster.settings.retire_after_s
         self._calm_s = CALM_S if after_s is None else min(CALM_S, after_s)
@@ -110,9 +111,11 @@ class Demand:
         strict_limits = STRICT_PROMPT_PART, STRICT_SLOW_PART * self._missed
         by_time = self._by_time(used_bytes, itl_s, caution, limits)
         strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits, by_time)
-        wanted = max(self._by_memory(ahead_bytes, MEMORY_PART), by_time)
+        memory = self._by_memory(ahead_bytes, MEMORY_PART)
+        wanted = max(memory, by_time)
         self._note_strict(max(self._by_memory(ahead_bytes, STRICT_MEMORY_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))
+        self.by_memory = memory >= self.workers
 
     def _note_strict(self, strict: int) -> None:
         now_s, recent = self._cluster.now_s, self._strict

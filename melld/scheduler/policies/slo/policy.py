@@ -114,7 +114,7 @@ class MellSlo(MellPlus):
         return Prompt(self.prompts.seconds(tokens), {worker.id: 0.0 for worker in near})
 
     def _chosen(self, request: Request, prompt: Prompt, reason: Reason) -> Worker | None:
-        worker = self.dispatch.able(request, prompt, self.demand.workers)
+        worker = self.dispatch.able(request, prompt, self.demand.workers, self.demand.by_memory)
         if worker is not None:
             return worker
         missed, worker = self.dispatch.least_missed(request, prompt)
