@@ -183,7 +183,7 @@ def test_a_new_daemon_that_dies_leaves_the_old_one_serving(pair: Pair) -> None:
     asking = threading.Thread(target=lambda: done.append(daemon.melld("renew")))
     asking.start()
     wait_until(lambda: len(list(daemon.faults.glob("*.STOP"))) < 2)
-    new = int(daemon.status()["renewal"].partition("pid ")[2].split(",")[0])
+    new = int(daemon.status()["renewal"].partition("pid ")[2].split()[0].rstrip(","))
     for fault in daemon.faults.glob("*.STOP"):
         fault.unlink()
     os.kill(new, signal.SIGKILL)
