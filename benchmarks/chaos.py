@@ -95,7 +95,7 @@ def too_many_deaths(lines: list[str], tally: dict[str, int]) -> list[str]:
     """Count the workers that died, and those that melld took for hung; return a complaint if nobody had harmed some."""
     stopped = sum(count for what, count in tally.items() if what.startswith("STOP "))
     harmed = stopped + sum(count for what, count in tally.items() if what.startswith("KILL "))
-    hung, died = (sum(text in line for line in lines) for text in ("hangs, killing it", "is gone: "))
+    hung, died = (sum(text in line for line in lines) for text in ("hung, killing it", ") exited: "))
     print(f"taken for hung {hung}, stopped {stopped}; died {died}, harmed {harmed}")
     return [f"{hung} hung, {died} dead, but {stopped} stopped, {harmed} harmed"] * (hung > stopped or died > harmed)
 

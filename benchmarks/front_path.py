@@ -200,8 +200,8 @@ def listener(url: str) -> int:
     raise SystemExit(f"nobody listens at {url}")
 
 
-def measure(names: list[str], rounds: int, streams: int) -> list[list[str]]:
-    """Measure each kind in turns; return the rows of the table."""
+def measure(names: list[str], rounds: int, streams: int) -> Iterator[list[list[str]]]:
+    """Measure each kind in turns; yield the rows of the table after each."""
     rows = []
     for options in (PLAIN, TOOLS, REASONING):
         chosen = [name for name in names if KINDS[name].options is options]
@@ -220,7 +220,7 @@ def measure(names: list[str], rounds: int, streams: int) -> list[list[str]]:
                     ratios = [one / other for one, other in costs]
                     rows[-1].append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} .. {max(ratios):.2f})")
                 print(*rows[-1], sep=" | ", flush=True)
-    return rows
+                yield rows
 
 
 def record(script: str, name: str | None, columns: list[str], rows: list[list[str]]) -> None:
@@ -242,8 +242,8 @@ def main() -> None:
     arguments = parser.parse_args()
     per = [f"{whose}, µs {what}" for what in ("a token", "an event") for whose in ("melld", "vLLM")]
     columns = ["kind", "streams", *per[:2], "melld / vLLM, a token", *per[2:], "melld / vLLM, an event"]
-    rows = measure(arguments.kinds or list(KINDS), arguments.rounds, arguments.streams)
-    record("front_path.py", arguments.write, columns, rows)
+    for rows in measure(arguments.kinds or list(KINDS), arguments.rounds, arguments.streams):
+        record("front_path.py", arguments.write, columns, rows)
 
 
 if __name__ == "__main__":

@@ -91,12 +91,10 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
         return _unknown_key(found[1], path, known)
     if (lacking := re.search(r"missing required field `(.*)`", what)) is not None:
         if path == ["models"]:
-            return f"[[models]] lacks `{lacking[1]}`"
+            return f"[[models]] is missing `{lacking[1]}`"
         if path not in ([], ["model"]):
-            return f"[{'.'.join(path)}] lacks `{lacking[1]}`"
-        return (
-            "no model: name one with `--model DIR` or `[model] path = ...` (`melld demo-model DIR` makes a small one)"
-        )
+            return f"[{'.'.join(path)}] is missing `{lacking[1]}`"
+        return "no model given: use `--model DIR` or `[model] path = ...` (`melld demo-model DIR` creates a small one)"
     return _wanted(path, tables, known)
 
 
@@ -105,7 +103,7 @@ def _wanted(path: list[str], tables: dict[str, Any], known: inspect.Type) -> str
     kind, value = _at(known, path), tables
     for name in path:
         value = _below(value, name)
-    several = "; several models are [[models]]" if path == ["model"] and isinstance(value, list) else ""
+    several = "; for several models use [[models]]" if path == ["model"] and isinstance(value, list) else ""
     given = "what is there" if _is_secret(kind) else _toml(value)
     return f"[{'.'.join(path)}] wants {_allowed(kind)}, such as {_example(known, path)}, not {given}{several}"
 
@@ -123,7 +121,7 @@ def _unknown_key(key: str, path: list[str], known: inspect.Type) -> str:
     names = [field.encode_name for field in _struct(kind).fields]
     homes = [table for table, fields in _tables(known, "") if key in fields]
     hint = f"; it belongs to [{homes[0]}]" if homes else did_you_mean(key, names)
-    hint = f"{hint or '; there are: ' + ', '.join(names)}{getattr(_struct(kind).cls, 'hint', '')}"
+    hint = f"{hint or '; available: ' + ', '.join(names)}{getattr(_struct(kind).cls, 'hint', '')}"
     where = "[[models]] " if path == ["models"] else f"[{'.'.join(path)}] " if path else ""
     return f"{where}unknown key `{key}`{hint}"
 

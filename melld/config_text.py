@@ -20,7 +20,7 @@ SHORT_FORMS = {
     "cluster": ClusterConfig.short_form,
     "devices.cpu": CpuDevices.short_form,
 }
-TOML_HINT = 'a line is KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
+TOML_HINT = 'write KEY = VALUE with text in quotes, such as host = "127.0.0.1" or port = 8000, below its [table]'
 
 
 def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None) -> Config:
@@ -42,13 +42,14 @@ def parse_config(text: str, where: str, overrides: dict[str, Any] | None = None)
 
 
 def _name_first_model(tables: dict[str, Any], where: str) -> None:
-    """Make the first of `[[models]]` the model of whoever knows only one."""
+    """Use the first of `[[models]]` as `model`, for code that knows only one."""
     models = tables.get("models")
     if not isinstance(models, list | tuple) or not models:
         return
     if "model" in tables:
         raise ConfigError(
-            where, "[model] and [[models]] (or --model): one model is named by the first, several by the second"
+            where,
+            "[model] and [[models]] (or --model) are both given: use the first for one model, the second for several",
         )
     tables["model"] = models[0]
 
@@ -71,11 +72,11 @@ def _lay_over(tables: dict[str, Any], dotted: str, value: object) -> None:
 def _check_names(model: ModelConfig, where: str) -> None:
     served = model.vllm_option(SERVED_MODEL_NAME)
     if served is not None and model.name is not None:
-        raise ConfigError(where, f"[model] has a name, and [model.vllm] a {SERVED_MODEL_NAME}: keep one of them")
+        raise ConfigError(where, f"[model] has a name and [model.vllm] a {SERVED_MODEL_NAME}: keep one of them")
     key, given = ("model.name", model.name) if served is None else (f"model.vllm.{SERVED_MODEL_NAME}", served)
     names = given if isinstance(given, list | tuple) else (given,)
     if given is not None and (not names or not all(isinstance(name, str) and name for name in names)):
-        raise ConfigError(where, f'[{key}] wants a name, or a list of names, such as ["llama", "gpt-4o"]')
+        raise ConfigError(where, f'[{key}] must be a name or a list of names, such as ["llama", "gpt-4o"]')
 
 
 def _check_models(models: tuple[ModelConfig, ...], where: str) -> None:
@@ -100,12 +101,14 @@ def _check_keys(server: ServerConfig, where: str) -> None:
     owners: dict[str, ClientConfig] = {}
     for client in server.clients:
         if (owner := owners.setdefault(client.key, client)) != client:
-            raise ConfigError(where, f"[server.clients] {owner.name} and {client.name} have one key: keep one of them")
+            raise ConfigError(
+                where, f"[server.clients] {owner.name} and {client.name} have the same key: keep one of them"
+            )
         if not re.fullmatch(r"[\w.-]{1,64}", client.name):
-            raise ConfigError(where, "[server.clients.name] wants at most 64 letters, digits and - . _")
+            raise ConfigError(where, "[server.clients.name] must have at most 64 letters, digits and - . _")
         least, own = client.min_priority, client.priority
         if least is not None and own is not None and own < least:
-            why = f"{client.name} has min_priority {least}: its priority is that or more, not {own}"
+            why = f"{client.name} has min_priority {least}: its priority must not be below that ({own})"
             raise ConfigError(where, f"[server.clients] {why}")
 
 
@@ -116,7 +119,7 @@ def _check_origins(server: ServerConfig, where: str) -> None:
             example = f'such as "{meant or "https://chat.example.org"}", not {json.dumps(origin)}'
             raise ConfigError(where, f"[server.allowed_origins] wants {wants}, {example}")
     if "*" in server.allowed_origins and server.allow_credentials:
-        why = 'with "*" would let every page act for its reader: name the origins in allowed_origins'
+        why = 'with "*" would let any web page act on behalf of its visitor: list the origins in allowed_origins'
         raise ConfigError(where, f"[server.allow_credentials] {why}")
     for key, names in (("allowed_methods", server.allowed_methods), ("allowed_headers", server.allowed_headers)):
         if wrong := [name for name in names if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII)]:
@@ -128,9 +131,11 @@ def _check_together(config: Config, where: str) -> None:
     if config.devices.cuda is not None and config.devices.cpu is not None:
         raise ConfigError(where, "[devices] has both cuda and cpu: keep one, such as cuda = [0, 1] or cpu = 2")
     if config.devices.cuda is not None and not config.devices.cuda:
-        raise ConfigError(where, "[devices] cuda is empty: name GPUs, such as [0, 1], or leave it out for all of them")
+        raise ConfigError(where, "[devices] cuda is empty: list GPUs, such as [0, 1], or omit it to use all")
     if config.devices.group_size > 1 and len(config.served) > 1:
-        raise ConfigError(where, "[devices] per_worker above 1 is for one model: several models share single devices")
+        raise ConfigError(
+            where, "[devices] per_worker above 1 requires a single model: several models share single devices"
+        )
     if config.devices.cpu is not None:
         _ = config.devices.cpu.kv_cache_bytes, config.devices.cpu.memory_limit_bytes
     address = config.cluster.address
@@ -138,10 +143,10 @@ def _check_together(config: Config, where: str) -> None:
         wants = """[cluster.address] wants auto, or HOST:PORT of Ray's head, such as "10.0.0.1:6379", not"""
         raise ConfigError(where, f"{wants} {str(address)!r}")
     if address is not None and len(config.served) > 1:
-        raise ConfigError(where, "[cluster] serves one model: several are served on one machine")
+        raise ConfigError(where, "[cluster] supports one model only: serve several on one machine")
     if config.cluster.kv == "nixl" and not config.cluster.kv_interface:
         raise ConfigError(
-            where, '[cluster] kv = "nixl" wants kv_interface, on a trusted network: UCX asks nobody who it is'
+            where, '[cluster] kv = "nixl" requires kv_interface, on a trusted network: UCX does not authenticate peers'
         )
     _ = config.devices.lent_bytes, config.migration.link_limit_bytes_per_s, config.idle.cached_bytes
     _check_keys(config.server, where)

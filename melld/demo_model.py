@@ -120,7 +120,7 @@ def _move_into_place(scratch: Path, directory: Path, seed: int) -> None:
         os.rename(scratch, directory)  # noqa: PTH104 - an empty directory may be replaced, anything else may not
     except OSError as error:
         if not _is_complete(directory, seed):
-            raise ConfigError(str(directory), f"cannot put a demo model here: {error.strerror}") from error
+            raise ConfigError(str(directory), f"cannot create a demo model here: {error.strerror}") from error
 
 
 def _is_complete(directory: Path, seed: int) -> bool:
@@ -134,7 +134,7 @@ def _is_complete(directory: Path, seed: int) -> bool:
     found = config.get("melld_demo_seed")
     if found != seed:
         made_with = "is not a demo model" if found is None else f"was made with seed {found}"
-        raise ConfigError(str(directory), f"holds a model that {made_with}: choose another directory")
+        raise ConfigError(str(directory), f"contains a model that {made_with}: choose another directory")
     return True
 
 

@@ -36,7 +36,7 @@ class UnknownWorker(MelldError):
     code = "unknown_worker"
 
     def __init__(self, worker: str, known: Sequence[str]) -> None:
-        super().__init__(f"there is no worker {worker!r}; there are: {', '.join(known)}")
+        super().__init__(f"no worker {worker!r}; available: {', '.join(known)}")
 
 
 class UnknownModel(MelldError):
@@ -46,7 +46,7 @@ class UnknownModel(MelldError):
     code = "unknown_model"
 
     def __init__(self, model: str, known: Sequence[str]) -> None:
-        super().__init__(f"there is no model {model!r}; there are: {', '.join(known)}")
+        super().__init__(f"no model {model!r}; available: {', '.join(known)}")
 
 
 class UnknownRequest(MelldError):
@@ -56,7 +56,7 @@ class UnknownRequest(MelldError):
     code = "unknown_request"
 
     def __init__(self, request: str, alike: Sequence[str]) -> None:
-        found = f"{len(alike)} requests match" if alike else "there is no request"
+        found = f"{len(alike)} requests match" if alike else "no request"
         super().__init__(f"{found} {request!r}{' (' + ', '.join(alike[:3]) + ')' if alike else ''}")
 
 
@@ -68,7 +68,7 @@ class RequestTooLarge(MelldError):
 
     def __init__(self, request: str, kv_bytes: int, capacity_bytes: int) -> None:
         super().__init__(
-            f"request {request} needs {kv_bytes} bytes of KV cache; a worker can have {capacity_bytes} at most"
+            f"request {request} needs {kv_bytes} bytes of KV cache; a worker holds at most {capacity_bytes}"
         )
         self.kv_bytes = kv_bytes
         self.capacity_bytes = capacity_bytes
@@ -95,8 +95,8 @@ class TooManyPromptLogprobs(MelldError):
 
     def __init__(self, asked: int, allowed: int) -> None:
         super().__init__(
-            f"the prompts' tokens times their logprobs are {asked}, but one call may have {allowed}: "
-            "ask for fewer logprobs (prompt_logprobs, or logprobs with echo), or send the prompts in parts"
+            f"prompt tokens times logprobs is {asked}, but one call may have {allowed}: "
+            "request fewer logprobs (prompt_logprobs, or logprobs with echo), or send the prompts in parts"
         )
 
 
@@ -109,8 +109,8 @@ class PromptRepeatedTooOften(MelldError):
 
     def __init__(self, tokens: int, choices: int, allowed: int) -> None:
         super().__init__(
-            f"a prompt of {tokens} tokens with n = {choices} makes {tokens * choices} tokens; "
-            f"one call may have {allowed}: ask for fewer choices"
+            f"a prompt of {tokens} tokens with n = {choices} is {tokens * choices} tokens; "
+            f"one call may have {allowed}: request fewer choices"
         )
 
 
@@ -121,7 +121,7 @@ class TooManyPromptLogprobsNow(MelldError):
     code = "too_many_prompt_logprobs_now"
 
     def __init__(self) -> None:
-        super().__init__("other calls have too many logprobs of prompts in flight: try again later")
+        super().__init__("too many prompt logprobs in flight: try again later")
 
 
 class QueueFull(MelldError):
@@ -142,7 +142,7 @@ class WaitedTooLong(MelldError):
     code = "waited_too_long"
 
     def __init__(self, waiting: int, retry_after_s: float) -> None:
-        super().__init__(f"there was no room for the request in time ({waiting} others wait): try again later")
+        super().__init__(f"no worker had room for the request in time ({waiting} others are waiting): try again later")
         self.retry_after_s = retry_after_s
 
 
@@ -171,7 +171,7 @@ class TooManyValues(MelldError):
     code = "too_many_values"
 
     def __init__(self, param: str, most: int) -> None:
-        super().__init__(f"{param} is too large: messages, tools and schemas may hold {most} values together")
+        super().__init__(f"{param} is too large: messages, tools and schemas may contain {most} values in total")
         self.param = param
 
 
@@ -181,7 +181,7 @@ class ConstraintRefused(MelldError):
     status = 400
 
     def __init__(self, why: str, code: str) -> None:
-        super().__init__(f"the constraint on the output cannot be used: {why}")
+        super().__init__(f"the output constraint is invalid: {why}")
         self.code = code  # type: ignore[misc]
 
 
@@ -193,7 +193,7 @@ class NoTokenLeft(MelldError):
 
     def __init__(self, fields: Sequence[str], tokens: int) -> None:
         together = " and ".join(fields)
-        super().__init__(f"{together} leave no token that may come next, after {tokens} tokens of output")
+        super().__init__(f"{together} rule out every possible next token, after {tokens} output tokens")
         self.param = fields[0]
 
 
@@ -204,7 +204,7 @@ class UnusableToolCall(MelldError):
     code = "unusable_tool_call"
 
     def __init__(self, tool: str) -> None:
-        super().__init__(f"the model has called {tool} with something other than a JSON object: try again")
+        super().__init__(f"the model called {tool} with arguments that are not a JSON object: try again")
 
 
 class NoJudge(MelldError):
@@ -214,4 +214,4 @@ class NoJudge(MelldError):
     code = "no_judge"
 
     def __init__(self) -> None:
-        super().__init__("constraints on outputs cannot be compiled now: try again later")
+        super().__init__("output constraints cannot be compiled right now: try again later")

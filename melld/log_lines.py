@@ -1,4 +1,4 @@
-r"""The format of the daemon's log: one line per record, whatever its texts hold.
+r"""The daemon's log format: one line per record, whatever the text contains.
 
     2026-01-31 12:00:00,000 WARNING melld.api: what happened; line breaks and control characters are written as \n, \x1b
       | Traceback (most recent call last):      every line of a traceback begins with this mark, no record does

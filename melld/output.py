@@ -1,4 +1,4 @@
-"""Writes what the daemon prints and logs, in a thread: nobody who stops reading it stops the daemon.
+"""Writes the daemon's output and log in a thread, so that a blocked reader cannot stop the daemon.
 
 Owns the two descriptors.  A terminal stopped with Ctrl-S, a paused pager and a full pipe make every write wait; a
 reader that has gone makes it fail.
@@ -42,7 +42,7 @@ class Output:
         self.out.write(f"{line}\n")
 
     def close(self) -> None:
-        """Write the rest, as far as somebody reads it soon."""
+        """Write the rest, as far as it is read soon."""
         self._waiting.put(None)
         self._thread.join(CLOSE_DEADLINE_S)
 
@@ -51,7 +51,7 @@ class Output:
             _write(*waiting)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                _write(waiting[0], f"melld: {dropped} lines were dropped: nobody read them\n")
+                _write(waiting[0], f"melld: {dropped} lines were dropped because the output was not read\n")
 
 
 class _Stream(io.TextIOBase):

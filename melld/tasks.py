@@ -1,4 +1,4 @@
-"""Keeps the daemon's own tasks at work: one that fails is started again, and the operator is told.
+"""Supervises the daemon's own tasks: a failed task is restarted, and the operator is warned.
 
 Owns these tasks, how often each has failed, and when it starts again.  Never looks into one.
 
@@ -54,7 +54,7 @@ class _Trouble(msgspec.Struct):
 
 
 class Tasks:
-    """All tasks that run as long as the daemon.  `on_given_up` hears the name of a vital one that cannot go on."""
+    """All tasks that run as long as the daemon.  `on_given_up` gets the name of a vital task that cannot continue."""
 
     def __init__(self, on_given_up: Callable[[str], None] = lambda _: None) -> None:
         self.restarts: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class Tasks:
         found = [(name, self._troubles[name]) for name in self.troubled()]
         return [
             f"a bug in melld: the task '{name}' failed ({one.cause}), and "
-            + ("runs again" if one.again_s <= now_s else f"starts again in {one.again_s - now_s:.0f} s")
+            + ("runs again" if one.again_s <= now_s else f"restarts in {one.again_s - now_s:.0f} s")
             for name, one in found
         ]
 

@@ -26,14 +26,14 @@ def client(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no model: name one with `--model DIR`"),
-        ("[model]\n", "no model: name one with `--model DIR`"),
+        ("", "no model given: use `--model DIR`"),
+        ("[model]\n", "no model given: use `--model DIR`"),
         ("x =", "not TOML"),
         (f"x = {'[' * 5000}", "not TOML"),
         ('[model]\npath="m"\n[server]\nprt=1', "[server] unknown key `prt`; did you mean 'port'?"),
         ('port=1\n[model]\npath="m"', "unknown key `port`; it belongs to [server]"),
         ('[model]\npath="m"\nmax_model_len=1', "vLLM options go in [model.vllm]"),
-        ('[model]\npath="m"\n[server]\nqqq=1', "there are: host, port, "),
+        ('[model]\npath="m"\n[server]\nqqq=1', "available: host, port, "),
         (f'[model]\npath="m"\n[server]\nmax_headers={1 << 63}', "[server.max_headers] wants a whole number"),
         ('[model]\npath="m"\n[server]\nruntime_directory="\\u0000"', "[server.runtime_directory] wants text"),
         ('[model]\npath="m"\n[devices]\ncpu=134217728', "[devices.cpu.count] wants a whole number from 1 to 1024"),
@@ -50,7 +50,7 @@ def client(text: str) -> str:
         ('[model]\npath="m"\n[devices]\ncpu={kv_bytes="lots"}', "'lots' is not a size"),
         ('[model]\npath="m"\n[devices]\nlent_kv_bytes="much"', "'much' is not a size"),
         ('[model]\npath="m"\n[migration]\nlink_bytes_per_s="fast"', "'fast' is not a size"),
-        ('[model]\npath="m"\n[cluster]\nkv="nixl"', '[cluster] kv = "nixl" wants kv_interface'),
+        ('[model]\npath="m"\n[cluster]\nkv="nixl"', '[cluster] kv = "nixl" requires kv_interface'),
         ('[model]\npath="m"\n[cluster]\naddress="10.0.0.1"', "[cluster.address] wants auto, or HOST:PORT of"),
         ('[model]\npath="m"\n[cluster]\naddress="10.0.0.1:99999"', ", not '10.0.0.1:99999'"),
         ('[model]\npath="m"\n[migration]\nmax_moves_per_link=0', "[migration.max_moves_per_link]"),
@@ -60,15 +60,15 @@ def client(text: str) -> str:
         ('[[models]]\npath="m"\nweight=0', "[models.weight] wants a number above 0"),
         ('[[models]]\npath="m"\nkeep_alive_s=-1\n[[models]]\npath="n"', "wants a number from 0, such as 300.0, not -1"),
         ('[[models]]\npath="m"\nmax_model_len=1', "vLLM options go in [model.vllm]"),
-        ('[[models]]\nname="m"', "[[models]] lacks `path`"),
+        ('[[models]]\nname="m"', "[[models]] is missing `path`"),
         ('[[models]]\npath="m"\npined=true', "[[models]] unknown key `pined`; did you mean 'pinned'?"),
-        ('[[model]]\npath="m"', "; several models are [[models]]"),
-        ("models=[]", "no model: name one"),
+        ('[[model]]\npath="m"', "; for several models use [[models]]"),
+        ("models=[]", "no model given"),
         ('models="m"', "[models] wants a list of a table"),
         ('[model]\npath="m"\n[server]\napi_keys=["secret"]', "[server.api_keys] holds something other than sha256:"),
         (client("key='secret'\nname='a'"), "[server.clients.key] holds something other than sha256:"),
-        (client("name='a'"), "[server.clients] lacks `key`"),
-        (client(f"key='{DIGEST}'\nname='a b'"), "[server.clients.name] wants at most 64 letters"),
+        (client("name='a'"), "[server.clients] is missing `key`"),
+        (client(f"key='{DIGEST}'\nname='a b'"), "[server.clients.name] must have at most 64 letters"),
         (
             client(f"key='{DIGEST}'\nname='a'\npriority=101"),
             "[server.clients.priority] wants a whole number from -100 to 100",
@@ -76,7 +76,7 @@ def client(text: str) -> str:
         (client(f"key='{DIGEST}'\nname='a'\nmin_priority=1\npriority=0"), "a has min_priority 1"),
         (
             client(f"key='{DIGEST}'\nname='a'\npriority=-1\n[[server.clients]]\nkey='{DIGEST}'\nname='b'"),
-            "[server.clients] a and b have one key",
+            "[server.clients] a and b have the same key",
         ),
     ],
 )
@@ -116,7 +116,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-TOLD_OTHERWISE = ("unknown key", "is not a size such as", "no model", "sha256:<64 hex digits>", "wants a name")
+TOLD_OTHERWISE = ("unknown key", "is not a size such as", "no model", "sha256:<64 hex digits>", "must be a name")
 
 
 @pytest.mark.parametrize("key", list(every_key()))

@@ -67,7 +67,7 @@ def test_nothing_else_is_ever_overwritten(model: Path, tmp_path: Path) -> None:
     """A typing error in the path must not cost anybody their files."""
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "precious.txt").write_text("keep me")
-    with pytest.raises(ConfigError, match="cannot put a demo model here"):
+    with pytest.raises(ConfigError, match="cannot create a demo model here"):
         make_demo_model(tmp_path / "notes")
     with pytest.raises(ConfigError, match="was made with seed 0"):
         make_demo_model(model, seed=7)

@@ -59,7 +59,7 @@ async def test_it_rests_longer_and_longer_and_says_how_long(monkeypatch: pytest.
     tasks.keep("work", Work(work.run))
     await work.is_well.wait()
     assert rests_s == [*RESTS_S, RESTS_S[-1]]
-    assert told[2] == "a bug in melld: the task 'work' failed (ValueError: boom), and starts again in 10 s"
+    assert told[2] == "a bug in melld: the task 'work' failed (ValueError: boom), and restarts in 10 s"
     await tasks.cancel()
 
 

@@ -33,7 +33,7 @@ class Admission:
         why_closed: Callable[[], str | None],
         known_clients: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Take `why_closed`, which says in a few words why no call is admitted, or None if calls are."""
+        """Take `why_closed`, which returns a short reason why no call is admitted, or None."""
         self._max_concurrent = max_concurrent
         self._why_closed = why_closed
         self._known_clients = known_clients
@@ -96,7 +96,7 @@ class Admission:
                 self._idle.set()
 
     def begin_drain(self) -> None:
-        """Admit no more calls; running ones go on."""
+        """Stop admitting calls; running ones continue."""
         if self.door is Door.OPEN:
             self.door = Door.DRAINING
 

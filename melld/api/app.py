@@ -87,7 +87,7 @@ async def start_api(
     finally:
         api.admission.begin_drain()
         if not await api.admission.wait_idle(SETTLE_S):
-            log.warning("aborting %d calls that have not ended at shutdown", api.admission.abort())
+            log.warning("aborting %d calls that did not finish before shutdown", api.admission.abort())
             await api.admission.wait_idle(SETTLE_S)
         entrance.stop()
         await runner.cleanup()
@@ -190,7 +190,7 @@ class Api:
             return await self._serve(exchange, call, model.serving, fields, len(body))
 
     async def _follow(self, exchange: Exchange, response_id: str) -> web.StreamResponse:
-        """Send what a response in the background has said, from where its client has left off, and what it will say."""
+        """Replay a background response's events from where its client left off, then follow it."""
         after = exchange.request.query.get("starting_after")
         stream = self._stored.follow(exchange.client.owner, response_id, after)
         self.admission.check(exchange.client.name)
@@ -265,14 +265,14 @@ class Api:
                 response = await exchange.begin()
                 with KeepAlive(exchange, config.keep_alive_comment_s), caller().writing_to(exchange):
                     stream = (await performing).stream
-                    assert stream is not None, "a streaming call gave a body"
+                    assert stream is not None, "a streaming call returned a body"
                     async for text in stream:
                         await exchange.write(text)
                 await response.write_eof()  # no comment may follow the end, which a slow reader keeps waiting
         finally:
             if watch.ended:
                 self._counts.slow_readers.inc()
-                log.warning("request %s: its client has stopped reading, ending it", exchange.request_id)
+                log.warning("request %s: client stopped reading, ending it", exchange.request_id)
             await give_up(performing)
         return response
 
@@ -283,7 +283,7 @@ class Api:
         if exchange.response is None:
             return exchange.whole(answer.body(exchange.dialect), answer.status, answer.headers, leaves_body=True)
         self._counts.failed_streams.inc()
-        log.warning("request %s: its stream ended in an error: %s", exchange.request_id, answer.message)
+        log.warning("request %s: stream ended with an error: %s", exchange.request_id, answer.message)
         with ReaderWatch(exchange.request, self._context.config().slow_reader_s):
             await exchange.response.write(answer.event(exchange.dialect, exchange.events))
             await exchange.response.write_eof()

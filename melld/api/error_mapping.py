@@ -104,7 +104,9 @@ def _dead_end(parameters: frozenset[str]) -> Answer | None:
     limit = next((name for name in _LIMITS if name in parameters), None)
     if structure is None or limit is None:
         return None
-    return Answer(400, f"{limit} leaves no token with which {structure} could go on", code="invalid_value", param=limit)
+    return Answer(
+        400, f"{limit} leaves no token with which {structure} could continue", code="invalid_value", param=limit
+    )
 
 
 def answer_in(response: ErrorResponse, parameters: frozenset[str] = frozenset()) -> Answer:

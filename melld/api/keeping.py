@@ -65,7 +65,7 @@ class Keeping:
         """Theirs, in vLLM's form."""
 
     async def prepare(self, limits: ServerConfig, off_loop: OffLoop) -> None:
-        """Find the answer that this one goes on from.
+        """Find the response that this one continues from.
 
         Raises:
             Refusal: 404, there is none; 409, this one or that one is still in progress; 400.
@@ -127,14 +127,14 @@ class Keeping:
             await stream.aclose()
 
     def _keep(self, body: bytes) -> None:
-        """Keep an answer if it is to be stored."""
+        """Store a response if requested."""
         response_id = self._request.request_id
         if (messages := self._prompts.get(response_id)) is not None:
             size = self._size + len(body)
             self._store.put(self._owner, response_id, Stored(body=body, messages=messages, size=size))
 
     def _queue(self) -> Stored:
-        """Keep the place of an answer that is to be made in the background."""
+        """Reserve a place for a response generated in the background."""
         response_id = self._request.request_id
         body, messages = self._answers[response_id].model_dump_json(**_DUMP).encode(), self._prompts[response_id]
         stored = Stored(body=body, messages=messages, size=self._size, background=True, is_done=False)
@@ -162,7 +162,7 @@ class Keeping:
             self._finish(stored, stored.body)
 
     def _finish(self, stored: Stored, body: bytes) -> None:
-        """Keep what has been made, unless the answer has been cancelled or deleted meanwhile."""
+        """Store the result, unless the response has since been cancelled or deleted."""
         if not stored.is_done:
             stored.size += len(body)
             stored.done(body)

@@ -51,7 +51,7 @@ class Keys(msgspec.Struct, frozen=True):
         return {client.owner for client in self.clients.values()} or {Client().owner}
 
     def client_of(self, presented: str | None) -> Client | None:
-        """Return who presents this key, nobody in particular if none is needed; None for a wrong key.
+        """Return the client for this key, an anonymous one if none is required, or None for a wrong key.
 
         Every key is compared, in constant time.
         """

@@ -1,4 +1,4 @@
-"""The models that calls may ask, and which one a call asks.
+"""The models that calls may use, and which one a call uses.
 
 Owns the choice.  A model's names are its own and those of its adapters.
 """
@@ -58,7 +58,7 @@ def _knows(model: AskedModel, name: str) -> bool:
 
 
 async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
-    """Return what `/v1/models` says of each name: vLLM's card, and the model's state."""
+    """Return the `/v1/models` entry of each name: vLLM's card plus the model's state."""
     found: list[dict[str, Any]] = []
     for model in models:
         known = model.status()

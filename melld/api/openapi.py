@@ -172,7 +172,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
 
 
 def _say_who_goes_first(takes: dict[str, Any], components: dict[str, Any]) -> None:
-    """Add the fields by which a request says how urgent it is, to each form of a body."""
+    """Add the priority fields to every request body."""
     for form in takes.get("anyOf", [takes]):
         components[form["$ref"].rpartition("/")[2]]["properties"] |= {
             "service_tier": {"enum": [*TIERS, None]},

@@ -62,8 +62,8 @@ def handler_of(call: Call, serving: State) -> Any:
     if handler is None:
         served = [path for path, one in CALLS.items() if one.engine and getattr(serving, one.serving, None)]
         pools = call.serving in POOLING and "/v1/completions" in served
-        instead = "one that is served with [model.vllm] runner = 'pooling'" if pools else "another model"
-        message = f"this model does not support the {call.api} API: ask {instead}; it answers {', '.join(served)}"
+        instead = "one served with [model.vllm] runner = 'pooling'" if pools else "another model"
+        message = f"this model does not support the {call.api} API: use {instead}; it supports {', '.join(served)}"
         raise Refusal(400, message, code="model_not_supported", param="model")
     return handler
 

@@ -1,4 +1,4 @@
-"""The answers of `/v1/responses` that clients may ask for again, go on from, or cancel while they are made.
+"""Stored `/v1/responses` results that clients can fetch, continue from, or cancel.
 
 Owns them, each as the JSON that its client got, in the daemon's memory: of each key's the latest, bounded in count and
 in bytes.  No key sees another's.
@@ -215,7 +215,7 @@ class StoredResponses:
         return found.body
 
     def delete(self, owner: bytes, response_id: str) -> bytes:
-        """Forget an answer, and end the work for it; return what OpenAI's service says then.
+        """Delete a response, cancelling it if it is running; return what OpenAI's service returns.
 
         Raises:
             Refusal: 404.

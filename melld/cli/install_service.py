@@ -75,7 +75,7 @@ class _Act:
                 directory.mkdir(parents=True)
 
     def write(self, path: Path, text: str) -> None:
-        """Write the file atomically: a manager that reads meanwhile never sees half a unit."""
+        """Write the file atomically, so that a service manager never reads half a unit."""
         self._say(f"write  {path}")
         if not self._dry:
             beside = path.with_name(f".{path.name}.new")
@@ -115,7 +115,7 @@ def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
 
 
 def _remove(directory: Path, act: _Act, *, user: bool) -> int:
-    """Remove our own files; report and keep those that somebody has edited."""
+    """Remove files we wrote; report and keep those edited since."""
     found = _found(directory)
     foreign = _foreign(found)
     for path in found:

@@ -1,4 +1,4 @@
-"""`melld load`: have a model loaded before it is asked.
+"""`melld load`: load a model ahead of its first request.
 
 Owns the request and the wording.
 """

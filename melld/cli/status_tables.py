@@ -135,7 +135,7 @@ def _why(worker: WorkerStatus) -> str:
 
 
 def _tokens_only(links: Sequence[LinkStatus]) -> list[Text]:
-    """Return a line for each reason why KV is not copied, with the links that it holds for."""
+    """Return one line per reason why KV is not copied, with the links it applies to."""
     concerned: dict[str, list[str]] = {}
     for link in links:
         if link.tokens_only_because:

@@ -65,7 +65,7 @@ class AgentActor:
             self._tell(Seated(self._first_seats(summons.devices)))
             return self._serve()
         except (BrokenPipeError, ConnectionResetError):
-            return f"the agent ended with exit code {process.wait()}"
+            return f"the agent exited with code {process.wait()}"
         finally:
             ours.close()
             process.wait()

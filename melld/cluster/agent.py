@@ -58,7 +58,7 @@ class NotJoined(MelldError):
 
 
 class Relay:
-    """Relays what one worker says to the daemon.  `number`: the daemon's, on this connection."""
+    """Relays one worker's messages to the daemon.  `number`: the daemon's number for it on this connection."""
 
     def __init__(self, number: int, spec: WorkerSpec, daemon: Link, ended: Callable[[int], None]) -> None:
         self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
@@ -95,7 +95,7 @@ class Relay:
         self.child.write(payload)
 
     def look(self, reach: Reach) -> None:
-        """Look whether the worker gets on, and tell."""
+        """Check the worker's progress and report it."""
         self._daemon.send(say.Seen(self._number, self.child.look(reach)))
 
     def judge_reading(self) -> None:
@@ -103,7 +103,7 @@ class Relay:
         unread, before = self.child.unread_bytes, self._read_bytes
         self._read_bytes = self._written_bytes - unread
         if unread > MAX_UNREAD_BYTES and self._read_bytes == before:
-            self.printed(f"killed by melld's agent: it has left {unread} bytes unread for {UNREAD_S:g} s")
+            self.printed(f"killed by the melld agent: it left {unread} bytes unread for {UNREAD_S:g} s")
             self.child.kill()
 
 
@@ -167,7 +167,7 @@ class Agent:
             await asyncio.wait_for(dialling, DIAL_S)
         except ssl.SSLError as error:
             raise NotJoined(
-                f"{where} does not have the certificate of this agent's summons ({error.reason})"
+                f"{where} does not have the certificate that this agent was given ({error.reason})"
             ) from error
         except TimeoutError:
             raise NotJoined(f"{where} did not answer within {DIAL_S:g} s") from None
@@ -206,7 +206,7 @@ class Agent:
         try:
             relay.child = LocalHost(self._template).spawn(asked.spec, relay)
         except OSError as error:
-            self._daemon.send(say.Exited(asked.number, f"no process could be started: {error}", from_outside=True))
+            self._daemon.send(say.Exited(asked.number, f"cannot start a process: {error}", from_outside=True))
             return
         self._relays[asked.number] = relay
 

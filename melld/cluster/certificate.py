@@ -1,4 +1,4 @@
-"""The daemon's certificate, made at each start and known to its agents alone.
+"""The daemon's certificate, generated at each start and known only to its agents.
 
 Owns the TLS settings of both ends.  No authority is asked and no clock: an agent takes this one certificate, for ever.
 """

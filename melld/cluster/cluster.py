@@ -144,9 +144,9 @@ class Cluster:
             begun_s = asyncio.get_running_loop().time()
             try:
                 if ended := await run_launcher(self._config, self._run, self._kind, self._launcher_began, self._told):
-                    self._cannot_use(f"the launcher, which speaks with Ray, {ended}")
+                    self._cannot_use(f"the Ray launcher {ended}")
             except OSError as error:
-                self._cannot_use(f"no launcher could be started: {error}")
+                self._cannot_use(f"cannot start the launcher: {error}")
             self._launcher = None
             if asyncio.get_running_loop().time() - begun_s > MAX_BACK_OFF_S:
                 back_off_s = 1.0
@@ -202,7 +202,7 @@ class Cluster:
                 self._summon(name)
 
     def _forget(self, is_void: Callable[[str, str], bool]) -> None:
-        """Stop waiting for agents that will not come; `is_void(name, node)` says which."""
+        """Stop waiting for agents that will not connect, as told by `is_void(name, node)`."""
         for name, launching in self._launching.items():
             if launching.timer is not None and launching.node and is_void(name, launching.node):
                 launching.timer.cancel()
@@ -230,11 +230,11 @@ class Cluster:
         )
         self._launcher.send(Launch(node.id, summons))
         launching.node = node.id
-        late = f"its agent did not call within {config.start_timeout_s:g} s"
+        late = f"its agent did not connect within {config.start_timeout_s:g} s"
         launching.timer = asyncio.get_running_loop().call_later(config.start_timeout_s, self._refused, name, late)
 
     def _refused(self, name: str, reason: str, tries: int = 1) -> None:
-        """Note that a machine cannot join, which counts as so many attempts; try again later."""
+        """Record failed attempts of a machine to join; retry later."""
         log.warning("machine %s cannot join: %s", name, reason)
         launching = self._launching[name]
         launching.failure, launching.tries = reason, launching.tries + tries
@@ -258,7 +258,7 @@ class Cluster:
             launching.timer.cancel()
         self._launching[name] = Launching()
         machine = self.machines[name] = Machine(hello, link, self._machine_lost)
-        log.info("machine %s has joined with %d devices", name, len(machine.devices))
+        log.info("machine %s joined with %d devices", name, len(machine.devices))
         self._listener.machine_joined(machine)
         self._news.set()
 
@@ -279,10 +279,10 @@ class Cluster:
 
     def _no_nodes(self) -> str:
         if not self._host:
-            return "Ray has let none in, and given no reason"
+            return "Ray started none of their agents and gave no reason"
         if self._nodes:
-            return "their agents did not call"
-        what = "a GPU" if self._kind == "cuda" else "the resource melld_device, which CPU devices need"
+            return "their agents did not connect"
+        what = "a GPU" if self._kind == "cuda" else "the resource melld_device, required for CPU devices"
         return f"no node of the cluster has {what}"
 
     def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:

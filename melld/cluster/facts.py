@@ -58,17 +58,17 @@ def facts_of(models: Iterable[ModelFiles]) -> Facts:
 
 
 def why_different(ours: Facts, theirs: Facts) -> str | None:
-    """Return why a machine with `theirs` cannot serve beside one with `ours`, or None."""
+    """Return why a machine with `theirs` cannot serve together with one with `ours`, or None."""
     for package, known in ours.versions.items():
         found = theirs.versions.get(package, "none")
         if found != known:
-            return f"it has {package} {found}, and this machine {known}: install the same on both"
+            return f"it has {package} {found} but this machine has {known}: install the same version on both"
     for path, known in ours.model_digests.items():
         found = theirs.model_digests.get(path, "")
         if not found and Path(path).exists():
-            return f"it has no model at {path}: every machine needs it under the same path"
+            return f"it has no model at {path}: every machine needs it at the same path"
         if found and known and found != known:
-            return f"its model at {path} is another one (configuration, tokenizer, sizes of weights, or commit)"
+            return f"its model at {path} is different (configuration, tokenizer, weight sizes, or commit)"
     return None
 
 

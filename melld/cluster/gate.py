@@ -65,7 +65,7 @@ class Gate:
         )
 
     def close(self) -> None:
-        """Stop listening, and let nobody in who is connected already; connections that were let in stay."""
+        """Stop listening and reject pending connections; admitted ones stay open."""
         self._tokens.clear()
         if self._server is not None:
             self._server.close()
@@ -85,12 +85,12 @@ class Gate:
             timer.cancel()
 
         link = Link(ToDaemon, self._silence_s, received, lost)
-        timer = asyncio.get_running_loop().call_later(HELLO_S, link.end, "it did not say who it is")
+        timer = asyncio.get_running_loop().call_later(HELLO_S, link.end, "it did not identify itself")
         return link
 
     def _greeted(self, link: Link, message: Any) -> None:
         if not isinstance(message, Hello) or not self._has_token(message):
-            log.warning("a connection without a valid token was refused")
+            log.warning("rejected a connection without a valid token")
             link.end("it has no valid token")
             return
         del self._tokens[message.machine]

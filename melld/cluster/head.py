@@ -72,17 +72,17 @@ def check_cluster(configured: str, *, allows_open: bool) -> str:
             is_open = False
         if is_open and not allows_open:
             raise NoCluster(
-                f"the Ray cluster at {address} is open: whoever reaches it can run code on its machines. Start its "
-                "nodes with RAY_AUTH_MODE=token, or set [cluster] allow_open_cluster"
+                f"the Ray cluster at {address} is open: anyone who can reach it can run code on its machines. Start "
+                "its nodes with RAY_AUTH_MODE=token, or set [cluster] allow_open_cluster"
             )
         if is_open:
             return address
         if not token:
-            raise NoCluster(f"the Ray cluster at {address} wants a token: copy its head's ~/.ray/auth_token here")
+            raise NoCluster(f"the Ray cluster at {address} requires a token: copy its head's ~/.ray/auth_token here")
         try:
             call(b"", timeout=PROBE_S, metadata=(("authorization", f"Bearer {token}"),))
         except grpc.RpcError as error:
-            raise NoCluster(f"the Ray cluster at {address} refuses this token: {error.details()}") from None
+            raise NoCluster(f"the Ray cluster at {address} rejects this token: {error.details()}") from None
     return address
 
 

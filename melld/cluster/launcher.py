@@ -1,4 +1,4 @@
-"""The launcher: the daemon's child that alone speaks with Ray.  It starts agents, and tells which nodes there are.
+"""The launcher: the only process that talks to Ray.  It starts agents and reports the cluster's nodes.
 
 Owns the driver's connection to the cluster.  It keeps nothing that a successor needs: agents are detached, and live as
 long as their connections to the daemon do.  Pickle stays here and in the actors.

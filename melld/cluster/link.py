@@ -50,7 +50,7 @@ class Link(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Return True if nothing was heard of late, which says nothing of a loss yet."""
+        """Return True if nothing was received recently; that alone is not a loss."""
         return asyncio.get_running_loop().time() - self._heard_s > QUIET_S
 
     def send(self, message: msgspec.Struct, payload: Sequence[Buffer] = ()) -> None:
@@ -59,12 +59,12 @@ class Link(asyncio.Protocol):
             self._transport.writelines(encode_frame(message, payload))
 
     def close(self) -> None:
-        """Write what is to be written, and close; `lost` is not called."""
+        """Write pending data and close, without calling `lost`."""
         if self._finish() and self._transport is not None:
             self._transport.close()
 
     def end(self, reason: str) -> None:
-        """Drop the connection at once, whatever was to be written, and tell `lost`."""
+        """Drop the connection immediately, discarding pending data, and call `lost`."""
         if self._finish():
             if self._transport is not None:
                 self._transport.abort()
@@ -86,7 +86,7 @@ class Link(asyncio.Protocol):
             try:
                 frame = next(frames, None)
             except (ValueError, msgspec.MsgspecError) as error:
-                self.end(f"it sent no valid envelope: {error}")
+                self.end(f"it sent an invalid envelope: {error}")
                 return
             if frame is None:
                 return
@@ -111,7 +111,7 @@ class Link(asyncio.Protocol):
     def _tick(self) -> None:
         assert self._silence_s is not None
         if self._silent_ticks >= TICKS * self._patience:
-            self.end(f"nothing was heard of it for {self._silence_s * self._patience:g} s")
+            self.end(f"no message received for {self._silence_s * self._patience:g} s")
             return
         self._silent_ticks += 1
         self.send(Beat())

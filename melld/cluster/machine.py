@@ -116,7 +116,7 @@ class Machine:
             self.devices[answer.seat] = answer.device
             awaited.set_result(None)
         else:
-            _fail(awaited, f"machine {self.name} got no device: {answer.failure}")
+            _fail(awaited, f"machine {self.name} did not get a device: {answer.failure}")
 
     def _lost(self, reason: str) -> None:
         self.why_lost = reason

@@ -102,7 +102,7 @@ class SeatedChild:
             self._child.kill()
         elif not self.is_over:
             self.is_over = True  # at once: a device that comes now starts nothing
-            asyncio.get_running_loop().call_soon(self._tell, "ended before it had a device", True)
+            asyncio.get_running_loop().call_soon(self._tell, "exited before it had a device", True)
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`."""

@@ -1,4 +1,4 @@
-"""Client of the control socket, for the command line: synchronous, with the standard library alone.
+"""Synchronous client of the control socket for the command line, using only the standard library.
 
 Owns finding the socket and telling "no daemon" from "refused".  What it returns is safe to print, as another program
 may own the socket.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
@@ -30,7 +30,7 @@ class NoDaemon(MelldError):
 
     def __init__(self, tried: Sequence[tuple[Path, str]]) -> None:
         where = "; ".join(f"{path}: {why}" for path, why in tried)
-        super().__init__(f"no daemon to talk to ({where}): start one with `melld serve`, or name --runtime-directory")
+        super().__init__(f"no daemon running ({where}): start one with `melld serve`, or set --runtime-directory")
         self.tried = tuple(tried)
 
 
@@ -81,7 +81,7 @@ class ControlClient:
             why = f"the daemon accepted the connection, but did not answer within {deadline_s:g} s"
             raise ControlRefused(504, ControlErrorBody(code="no_answer", message=why)) from None
         except (OSError, http.client.HTTPException) as error:
-            why = f"it closed the connection without an answer ({printable(str(error))})"
+            why = f"it closed the connection without responding ({printable(str(error))})"
             raise NoDaemon([(connection.path, why)]) from error
         finally:
             connection.close()
@@ -136,7 +136,7 @@ class OpenAnswer:
         self._answer = answer
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what the daemon says, as JSON, until it says no more.
+        """Yield the daemon's messages as JSON until it stops sending.
 
         Raises:
             msgspec.MsgspecError: a line is not JSON.
@@ -145,7 +145,7 @@ class OpenAnswer:
             yield msgspec.json.encode(printable_all(msgspec.json.decode(line)))
 
     def close(self) -> None:
-        """Close the connection; nobody reads the lines any more."""
+        """Close the connection; the remaining lines are not needed."""
         self._answer.close()
         self._channel.close()
 
@@ -194,4 +194,4 @@ def _reason(status: int, text: bytes) -> ControlErrorBody:
         body = msgspec.json.decode(text, type=ControlErrorBody)
         return ControlErrorBody(code=printable(body.code), message=printable(body.message))
     except msgspec.MsgspecError:  # an error outside our handlers: aiohttp answers in plain text
-        return ControlErrorBody(code="internal_error", message=f"the daemon answered {status}: its log says why")
+        return ControlErrorBody(code="internal_error", message=f"the daemon returned {status}: see its log")

@@ -124,7 +124,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         """Return the report as one line of text."""
         parts = [f"{self.moved} moved", f"{self.ended} ended"]
-        parts += [f"{self.restarted} to go on elsewhere from their tokens"] if self.restarted else []
+        parts += [f"{self.restarted} to resume elsewhere from their tokens"] if self.restarted else []
         parts += [f"{self.left} left"] if self.left else []
         done = "," if self.outcome is DrainOutcome.DRAINING else f" after {self.total_s:.1f} s:"
         why = f" ({self.reason})" if self.reason else ""
@@ -209,7 +209,7 @@ class RenewalStep(enum.StrEnum):
     """How far a renewal is."""
 
     UNDER_WAY = "under way"
-    RENEWED = "renewed"  # the new daemon takes requests
+    RENEWED = "renewed"  # the new daemon is serving
     KEPT = "kept"  # the old one serves on
 
 
@@ -224,7 +224,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Load a model, and answer once it can be asked.  Answered by `melld.control.status.ModelStatus`."""
+    """Load a model, and reply once it can serve.  Answered by `melld.control.status.ModelStatus`."""
 
     model: str
     path: str = ""

@@ -1,4 +1,4 @@
-"""The runtime directory: the place of the daemon's sockets, for its own user alone.
+"""The runtime directory: where the daemon's sockets live, accessible only to its own user.
 
 Owns the directory's name, its mode, the lock that makes the daemon in it the only one, and the control socket in it.
 Never speaks through the socket: `melld.control.server` answers, `melld.control.client` asks.
@@ -34,7 +34,7 @@ class DaemonRunning(MelldError):
     def __init__(self, directory: Path, pid: int | None) -> None:
         who = "another melld" if pid is None else f"another melld (pid {pid})"
         super().__init__(
-            f"{who} runs in {directory}: stop it, or give this one a directory of its own with --runtime-directory"
+            f"{who} runs in {directory}: stop it, or give this one its own directory with --runtime-directory"
         )
         self.directory = directory
         self.pid = pid
@@ -110,7 +110,7 @@ def open_control_socket(directory: Path) -> ControlSocket:
     """
     path = directory / CONTROL_SOCKET
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ConfigError("runtime directory", f"{path} is too long for a socket: name a shorter --runtime-directory")
+        raise ConfigError("runtime directory", f"{path} is too long for a socket: choose a shorter --runtime-directory")
     lock = _open_own_directory(directory)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, lock)

@@ -61,7 +61,7 @@ class OpenCall:
 
 
 class Lasting(NamedTuple):
-    """An operation whose handler may say several things, and returns when it is over: at the latest, once `left`."""
+    """An operation whose handler may send several messages; it returns when done, or at the latest once `left`."""
 
     takes: type[msgspec.Struct]
     act: Callable[[Any, OpenCall], Awaitable[None]]
@@ -81,7 +81,7 @@ def create_control_app(
         operation = operations.get(name)
         if operation is None:
             known = ", ".join(sorted(operations)) or "none"
-            return _refusal(404, "unknown_operation", f"no operation {name!r}; there are: {known}")
+            return _refusal(404, "unknown_operation", f"no operation {name!r}; available: {known}")
         try:
             body = await (request.content.readline() if isinstance(operation, Lasting) else request.read())
         except (ConnectionError, web.RequestPayloadError) as error:  # the client left, or does not speak HTTP
@@ -123,12 +123,12 @@ async def _last(
         pass
     finally:
         lasting.discard(task)
-        answer = await call.end(_refusal(400, "bad_request", "the client has left"))
+        answer = await call.end(_refusal(400, "bad_request", "the client disconnected"))
     return answer
 
 
 class ControlServer:
-    """Answers on the control socket, and puts it back in its place when somebody has removed it.
+    """Serves the control socket, and restores it if it is removed.
 
     A login session's directory goes with the user's last session, while a daemon in tmux runs on.
     """
@@ -165,7 +165,7 @@ class ControlServer:
             await self.look()
 
     async def look(self) -> None:
-        """Put the socket back if it is gone; warn once if that cannot be done, and try again at the next look."""
+        """Restore the socket if it is gone; warn once on failure, and retry at the next check."""
         if self._is_resting or (self._control.is_in_place and self._site is not None):
             return
         try:
@@ -173,12 +173,12 @@ class ControlServer:
                 self._control.put_back()
         except (MelldError, OSError) as error:
             if not self._is_told:
-                log.warning("the control socket was removed, and cannot be put back: %s", error)
+                log.warning("the control socket was removed and cannot be restored: %s", error)
             self._is_told = True
             return
         self._is_told = False
         await self.listen()
-        log.warning("the control socket was removed, and is back: %s", self._control.path)
+        log.warning("the control socket was removed; restored it: %s", self._control.path)
 
 
 @contextlib.asynccontextmanager

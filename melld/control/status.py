@@ -37,7 +37,7 @@ class WorkerState(enum.StrEnum):
     WAKING = "waking"  # its process is starting again; requests placed on it wait
     DRAINED = "drained"  # an operator took it out of service; `melld resume` starts it
     LENT = "lent"  # its device is lent to another program (`melld run`); it starts when that exits
-    WAITING = "waiting"  # another program fills its device, or its machine is lost; it starts when that is over
+    WAITING = "waiting"  # another program fills its device, or its machine is lost; it starts once that is resolved
     STOPPED = "stopped"  # no process; started when needed
     FAILED = "failed"  # its process died or failed to start; `reason` says what happens next
 

@@ -42,12 +42,12 @@ def find_gpus(devices: DevicesConfig, nvml: Nvml, environment: Mapping[str, str]
     gpus = [] if devices.cpu is not None else _gpus(devices, nvml, environment)
     each, count = devices.group_size, len(gpus) or (devices.cpu or CpuDevices()).count
     if count % each:
-        whole = f"make it {each} devices, or a multiple of {each}"
-        raise ConfigError("[devices] per_worker", f"{count} devices do not divide into workers of {each}: {whole}")
+        whole = f"use {each} devices, or a multiple of {each}"
+        raise ConfigError("[devices] per_worker", f"{count} devices cannot be divided into workers of {each}: {whole}")
     for group in _groups(gpus, each):
         if len({gpu.uuid for gpu in group}) < len(group):
             names = ", ".join(str(gpu.index) for gpu in group)
-            raise ConfigError("[devices] cuda", f"one worker would get GPUs {names}: a GPU can be in it once")
+            raise ConfigError("[devices] cuda", f"one worker would get GPUs {names}: each GPU can only be in it once")
     return gpus
 
 
@@ -186,5 +186,5 @@ def _share(
         return {"kv_cache_memory_bytes": lent_bytes, "gpu_memory_utilization": LEAST_UTILIZATION}
     if "kv_cache_memory_bytes" not in arguments and is_shared:
         key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
-        raise ConfigError(key, f"{device} shares its GPU: say what each worker's KV cache takes, such as {example}")
+        raise ConfigError(key, f"{device} shares its GPU: set the size of each worker's KV cache, such as {example}")
     return {"gpu_memory_utilization": arguments.get("gpu_memory_utilization", 0.9) / workers}

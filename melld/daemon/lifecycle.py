@@ -119,7 +119,7 @@ class Daemon:
     # -- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> bool:
-        """Start the workers beside the front ends' imports; return False if told to stop meanwhile."""
+        """Start the workers while the front ends are imported; return False if told to stop in the meantime."""
         progress = preflight.StartProgress(self._places, self._say, self._parts.template.progress)
         progress.begun(self.config)
         saying = asyncio.ensure_future(progress.run())
@@ -243,7 +243,7 @@ class Daemon:
         (self._abort if self._stop.is_set() else self._stop).set()
 
     async def _reload_at_hang_ups(self) -> None:
-        """Reload at each SIGHUP; tell the service manager of it if the daemon is ready."""
+        """Reload on every SIGHUP, and notify the service manager if the daemon is ready."""
         while True:
             await self._hung_up.wait()
             self._hung_up.clear()
@@ -252,7 +252,7 @@ class Daemon:
             try:
                 log.info("reloaded: %s", in_words(await self._on_reload(Reload())))
             except ConfigError as error:
-                log.error("reload refused, keeping the old configuration: %s", error)
+                log.error("reload rejected, keeping the old configuration: %s", error)
                 self._condition.reload_warnings = [f"the configuration was not reloaded: {error}"]
             finally:
                 if self._condition.state is DaemonState.READY:
@@ -273,7 +273,7 @@ class Daemon:
         return await self._models.unload(model, now)
 
     async def _speak_for_service(self, speaks: bool) -> None:
-        """Keep the service manager told, or no longer: another daemon is its main process."""
+        """Start or stop notifying the service manager, depending on which daemon is its main process."""
         await self._tasks.cancel("service manager")
         if speaks:
             beat_s, told = self._beat_s, partial(keep_told, self._notifier, self._beat_s, self.watch.beat)
@@ -283,6 +283,6 @@ class Daemon:
 
     def _given_up(self, task: str) -> None:
         """Shut down in an orderly way: without this task no request is answered, so another daemon must take over."""
-        log.error("shutting down, as nothing is answered without '%s'", task)
+        log.error("shutting down: no request can be served without '%s'", task)
         self.failed = True
         self._stop.set()

@@ -83,7 +83,7 @@ class Machines:
         facts = [machine.devices[index] for index in sorted(machine.devices)]
         facts = facts[: len(facts) // each * each]
         if len(facts) < each:
-            log.warning("machine %s has too few devices for a worker, which takes %d", machine.name, each)
+            log.warning("machine %s has fewer devices than the %d a worker needs", machine.name, each)
             return []
         gpus = [one for one in facts if one.uuid]
         if not gpus:

@@ -18,7 +18,6 @@ from melld.daemon.history import History
 from melld.daemon.why import Explainer
 from melld.decisions.file import DecisionLogFile
 from melld.decisions.stories import Stories
-from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.first_loads import WorkerStartFailed
@@ -60,7 +59,7 @@ class Unloaded(MelldError):
     code = "model_unloaded"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"an operator has unloaded {model}: try again later")
+        super().__init__(f"{model} was unloaded by an operator: try again later")
 
 
 class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +85,7 @@ class ServedModel:
     def __init__(
         self, parts: ModelParts, on_wanted: "Callable[[ServedModel], None]" = lambda _: None, key: str = ""
     ) -> None:
-        """`key`: tells it from a model of its name that was removed and has not ended yet."""
+        """`key`: distinguishes it from a removed model of the same name that is still finishing."""
         self.parts = parts
         self.names = parts.config.model.names
         self.name = self.names[0]
@@ -137,7 +136,7 @@ class ServedModel:
                 waiter.set_result(None)
 
     def failed(self, why: str, retry_s: float) -> None:
-        """Note that the model could not be loaded and is not tried again for `retry_s`; refuse the calls that wait."""
+        """Note that the model could not be loaded and will not be retried for `retry_s`; refuse the calls that wait."""
         self.failure = f"could not be loaded: {why}"
         told = f"{self.name} {self.failure}"
         self._closed_until_s = asyncio.get_running_loop().time() + retry_s
@@ -176,7 +175,7 @@ class ServedModel:
             self.first_calls -= is_first
 
     async def until_loaded(self) -> None:
-        """Have the model loaded; return once it can be asked.
+        """Have the model loaded; return once it can serve.
 
         Raises:
             ModelNotLoaded: it cannot be loaded, or not within the queue's deadline.
@@ -191,7 +190,7 @@ class ServedModel:
             async with asyncio.timeout(deadline_s):
                 await waiter
         except TimeoutError:
-            why = f"{self.name} could not be loaded within {deadline_s:g} s: there is no room"
+            why = f"{self.name} could not be loaded within {deadline_s:g} s: no room"
             raise ModelNotLoaded(why, 1.0) from None
         finally:
             self.waiting.discard(waiter)
@@ -228,11 +227,11 @@ class ServedModel:
         drain = self.parts.driver.drains.by_worker.get(place.slot.worker)
         if drain is not None:
             gone = WorkerState.DRAINED if drain.loan is None else WorkerState.LENT
-            return (gone if drain.state is DrainState.DRAINED else WorkerState.DRAINING), drain.stuck
+            return (gone if drain.is_over else WorkerState.DRAINING), drain.stuck
         if place.state is WorkerState.WAITING:
             return place.state, place.life.obstacle
         if place.state is WorkerState.FAILED and not place.life.given_up:
-            when = "starts again in" if self.parts.fleet.supervisor.owner is None else "is not tried again for"
+            when = "restarts in" if self.parts.fleet.supervisor.owner is None else "will not be retried for"
             return place.state, f"{place.detail}; {when} {place.life.back_off_s:.0f} s"
         return place.state, place.detail
 

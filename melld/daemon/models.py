@@ -60,7 +60,7 @@ class Models:
         self._vllm_metrics: Any = None
         self._can_change = asyncio.Event()
         self._alone = parts.models[0] if len(parts.models) == 1 else None
-        """The only model that there was at the start: none other shares its devices until one comes."""
+        """The only model that there was at the start, whose tasks bear no name."""
         self.prepared: dict[ServedModel, Prepared] = {}
         """Of each model; filled at the start."""
 
@@ -88,7 +88,7 @@ class Models:
         self._tasks.keep("landlord", Work(self._parts.landlord.run))
 
     async def open(self, model: ServedModel) -> None:
-        """Make the model's front end, begin its tasks, and wake the calls that wait for it."""
+        """Create the model's front end, start its tasks, and wake the calls waiting for it."""
         from melld.api.app import prepare_serving
 
         await model.open(self._parts.template, self.prepared[model])
@@ -107,7 +107,7 @@ class Models:
             task.cancel()
 
     def close_logs(self) -> None:
-        """Close the decision logs, to which nobody writes any more."""
+        """Close the decision logs after their last writer is done."""
         for model in (*self.served, *self._leaving):
             if model.parts.decisions is not None:
                 model.parts.decisions.close()
@@ -135,8 +135,8 @@ class Models:
         for model in fresh:
             preflight.check_model(model.path)
         fitted(config, self._parts.gpus)
-        if self._alone is not None and not self._parts.landlord.tenants and fresh:
-            self._parts.letting.check_adoption(config, self._alone)
+        if fresh and not self._parts.landlord.tenants:
+            self._parts.letting.check_adoption(config, self.served[0])
         kind = kind_of(self._parts.gpus)
         return {model.names[0]: prepare(config.alone(model), kind) for model in fresh}
 
@@ -144,9 +144,9 @@ class Models:
         """Serve the models of the configuration, of which those to add are prepared, and those loaded by hand."""
         config, before = self._with_those_by_hand(config), list(self.served)
         self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
-        if self._alone is not None and not self._parts.landlord.tenants and prepared:
+        if prepared and not self._parts.landlord.tenants:
             others = [vllm_config for vllm_config, _ in prepared.values()]
-            self._parts.letting.adopt(config, self._alone, self.prepared[self._alone][0], others)
+            self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]][0], others)
             self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
         removed = [model for index, model in enumerate(before) if index not in kept]
@@ -168,9 +168,9 @@ class Models:
             ConfigError: there is one of that name, or it cannot be served.
         """
         if self._parts.cluster is not None:
-            raise ConfigError("load", "the machines of a cluster serve one model")
+            raise ConfigError("load", "a cluster serves one model")
         if any(name in (*model.names, *(one.name for one in model.lora)) for model in self._configured()):
-            raise ConfigError("load", f"there is a model {name!r}")
+            raise ConfigError("load", f"model {name!r} already exists")
         self._by_hand[name] = ModelConfig(path=path, name=name)
         try:
             prepared = await self.prepare(config)

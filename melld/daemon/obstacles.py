@@ -1,4 +1,4 @@
-"""Other programs that fill a worker's GPU: who they are, and that the worker waits until they have gone.
+"""Detects other programs that fill a worker's GPU; the worker waits until they are gone.
 
 Owns what a worker needs to find free.  `kvstore.capacity` says how much a running one gives way.
 """
@@ -28,7 +28,7 @@ def look_for_obstacle(place: Place, supervisor: Supervisor, reading: DeviceReadi
 
 
 def occupants(reading: DeviceReading) -> str:
-    """Say who holds memory of the GPU beside our processes, the largest first."""
+    """Return the other programs that hold GPU memory, largest first, as text."""
     named = []
     for pid, nbytes in reading.others[:3]:
         with contextlib.suppress(psutil.Error):

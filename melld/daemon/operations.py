@@ -76,9 +76,9 @@ def operations_of(
 
     async def lend(asked: Lend, call: OpenCall) -> None:
         if machines is not None:
-            raise NeverLent("Ray gives out a cluster's devices: `melld drain` a machine, then ask Ray for them")
+            raise NeverLent("Ray allocates a cluster's devices: `melld drain` a machine, then request them from Ray")
         if landlord.tenants:
-            raise NeverLent("several models share the devices, which are lent with one model only: see `melld unload`")
+            raise NeverLent("devices shared by several models cannot be lent: see `melld unload`")
         await models[0].parts.driver.loans.lend(asked, call)
 
     return {**_of_workers(models, machines), **_of_models(models, landlord, by_hand), "lend": Lasting(Lend, lend)}
@@ -125,14 +125,14 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: 
         else:
             model = model_called(models, asked.model)
         if not landlord.tenants and model.serving is not None and not model.is_warm:
-            raise ModelNotLoaded(f"{model.name} is served alone: its next request starts a worker", 1.0)
+            raise ModelNotLoaded(f"{model.name} is the only model: its next request starts a worker", 1.0)
         await model.until_loaded()
         return model.status()
 
     async def unload(asked: Unload) -> ModelStatus:
         model = model_called(models, asked.model)
         if not landlord.tenants:
-            raise NotUnloaded("the only model stays loaded: to free memory, stop the daemon or drain workers")
+            raise NotUnloaded("the only model cannot be unloaded: to free memory, stop the daemon or drain workers")
         if by_hand is None or not await by_hand.unload(model, asked.now):
             await landlord.unload(model, asked.now)
         return model.status()

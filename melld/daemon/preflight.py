@@ -1,4 +1,4 @@
-"""What the start of the daemon checks before anything slow, and what it says of its progress."""
+"""Startup checks that run before anything slow, and startup progress messages."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ from melld.scheduler.targets import Targets, promised
 
 A_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 """A model's name on Hugging Face, perhaps with the quantization of a GGUF file."""
-WHAT_A_MODEL_IS = "a model is a directory with config.json, its weights (*.safetensors) and its tokenizer"
+WHAT_A_MODEL_IS = "a model directory has config.json, weights (*.safetensors) and a tokenizer"
 
 
 NEVER_S = 1e9
@@ -110,24 +110,22 @@ def _check_model(directory: Path, path: str) -> None:
     shown, description = path or "''", directory / "config.json"
     if directory.is_dir():
         if not description.is_file():
-            raise ConfigError(
-                "[model] path", f"{shown} holds no config.json: {WHAT_A_MODEL_IS}{_model_near(directory)}"
-            )
+            raise ConfigError("[model] path", f"{shown} has no config.json: {WHAT_A_MODEL_IS}{_model_near(directory)}")
         try:
             msgspec.json.decode(description.read_bytes(), type=dict)
         except msgspec.MsgspecError as error:
             raise ConfigError("[model] path", f"{description} is not JSON: {error}") from error
     elif directory.exists():
-        hint = f"; a configuration goes with --config {shown}" if directory.suffix == ".toml" else ""
+        hint = f"; to use it as the configuration, pass --config {shown}" if directory.suffix == ".toml" else ""
         raise ConfigError("[model] path", f"{shown} is a file: {WHAT_A_MODEL_IS}{hint}")
     elif path.startswith((".", "/", "~")) or not ("://" in path or A_NAME.fullmatch(path)):
         home = directory.expanduser() if path.startswith("~/") else directory
         hint = f"; did you mean {str(home)!r}?" if home.is_dir() else _model_near(directory)
-        raise ConfigError("[model] path", f"there is no directory {shown}: {WHAT_A_MODEL_IS}{hint}")
+        raise ConfigError("[model] path", f"no such directory: {shown}: {WHAT_A_MODEL_IS}{hint}")
 
 
 def _model_near(wrong: Path) -> str:
-    """Return a hint at a model inside the directory, or beside it under a similar name."""
+    """Return a hint at a model inside the directory, or next to it under a similar name."""
     inside = sorted(one.parent for one in wrong.glob("*/config.json"))
     if inside:
         return f"; did you mean {str(inside[0])!r}?"
@@ -152,7 +150,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
     except UnicodeError:  # `127.0..1`
-        raise CannotListen(f"cannot listen on {host}:{port}: no machine can have that name") from None
+        raise CannotListen(f"cannot listen on {host}:{port}: not a valid host name") from None
     return listener
 
 
@@ -237,7 +235,7 @@ class StartProgress:
         where = ", ".join(dict.fromkeys(place.slot.device for place in self._places()))
         if (cluster := config.cluster).address is not None:
             self._awaited = cluster.min_machines
-            where = f"the machines of the Ray cluster at {cluster.address} ({cluster.min_machines} must join)"
+            where = f"the machines of the Ray cluster at {cluster.address} ({cluster.min_machines} required)"
         self._say(f"melld: loading {', '.join(model.path for model in config.served)} on {where}")
         for model in config.served:
             if (formats := answer_formats(model)).says_something:

@@ -34,7 +34,7 @@ RELOADABLE = (
 
 
 class ModelChanger(Protocol):
-    """The models of a daemon, which come and go as the configuration says."""
+    """The models of a daemon, added and removed as the configuration changes."""
 
     async def prepare(self, config: Config) -> dict[str, Any]:
         """Read what is new; raise `ConfigError` if it cannot be served."""
@@ -113,7 +113,7 @@ class Settings:
         if any(_is_at(listener, server.host, server.port) for listener in self.listeners):
             return []
         really = ", ".join(map(address_of, self.listeners))
-        return [f"[server] host and port are not used: the service manager's socket unit listens on {really}"]
+        return [f"[server] host and port are ignored: the service manager's socket unit listens on {really}"]
 
     def _read_again(self) -> tuple[Config, Keys]:
         new = self._read()
@@ -165,7 +165,7 @@ def in_words(reloaded: Reloaded) -> str:
     if reloaded.keys_added or reloaded.keys_removed:
         found.append(f"API keys ({reloaded.keys_added} added, {reloaded.keys_removed} removed)")
     waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""
-    return f"{', '.join(found) or 'nothing has changed'}{waits}"
+    return f"{', '.join(found) or 'no changes'}{waits}"
 
 
 def _is_at(listener: socket.socket, host: str, port: int) -> bool:

@@ -119,7 +119,7 @@ def group_devices(config: Config, gpus: Sequence[Device]) -> Config:
     if size == 1:
         return config
     log.info(
-        "%s takes %s MiB and a device may hold %s: %d devices make a worker",
+        "%s needs %s MiB and a device may hold %s: using %d devices per worker",
         *(model.names[0], f"{weights / 2**20:,.0f}", f"{min(memory) / 2**20:,.0f}", size),
     )
     devices = msgspec.structs.replace(config.devices, per_worker=size)
@@ -198,7 +198,7 @@ def check_sizes(config: Config, gpus: Sequence[Device]) -> None:
 
 
 def check_lending(config: Config, gpus: Sequence[Device]) -> None:
-    """Refuse to lend GPU memory where that cannot work: nothing leaves it for weights, all of which must fit beside it.
+    """Reject lending of GPU memory that cannot work: all weights must fit next to the lent memory.
 
     Raises:
         ConfigError: with the reason.
@@ -207,21 +207,21 @@ def check_lending(config: Config, gpus: Sequence[Device]) -> None:
     if not lent:
         return
     if not gpus:
-        raise ConfigError(key, "there is no GPU to use; CPU devices lend their memory without it")
+        raise ConfigError(key, "no GPU is available; CPU devices lend their memory without this setting")
     if len(config.served) < 2:
-        raise ConfigError(key, "one model has no other to lend to")
+        raise ConfigError(key, "a single model has no other to lend to")
     if len({gpu.uuid for gpu in gpus}) < len(gpus):
-        raise ConfigError(key, "a GPU is named twice: its workers would have a memory each")
+        raise ConfigError(key, "a GPU is listed twice, and its workers would each need their own memory")
     memory = min(device_memory_bytes(config, gpus))
     weights = sum(first_guess(config, model, "cuda") for model in config.served)
     if lent + weights > memory:
         told = ", ".join(f"{size / 2**20:,.0f} MiB" for size in (lent, weights, memory))
-        each = "of KV memory, of weights and what workers take beside them, and on a device"
-        raise ConfigError(key, f"all models must fit beside it, but these do not fit: {told} ({each})")
+        each = "of KV memory, of weights and other worker memory, and on a device"
+        raise ConfigError(key, f"all models must fit next to it, but these do not: {told} ({each})")
 
 
 def first_guess(config: Config, model: ModelConfig, kind: str) -> int:
-    """Return what a worker of the model will probably hold beside KV."""
+    """Estimate the memory a worker of the model needs besides KV."""
     dtype = str(engine_arguments(config.alone(model), kind).get("dtype", ""))
     return weights_bytes(model, dtype) + BESIDE_WEIGHTS_BYTES[kind]
 

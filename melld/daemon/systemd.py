@@ -68,7 +68,7 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beat_interval_s(self) -> float:
-        """Return how often to tell the manager that all is well: twice in its watchdog's period."""
+        """Return the status interval: at most half the watchdog period."""
         return STATUS_INTERVAL_S if self.watchdog_s is None else min(STATUS_INTERVAL_S, self.watchdog_s / 2)
 
     def listening_sockets(self, name: str = "api") -> list[socket.socket]:
@@ -244,7 +244,7 @@ def remark_on_key_file(named: str, root: Path = Path("/")) -> str | None:
     if closed is None:
         return None
     return (
-        f"[server] api_key_file: {named} cannot be read by the service, which runs as a user of its own ({closed} is "
+        f"[server] api_key_file: {named} cannot be read by the service, which runs as its own user ({closed} is "
         "for its owner only): remove this setting, and the unit hands over /etc/melld/api-keys, "
         "or give the file a group (docs/install.md)"
     )

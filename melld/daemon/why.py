@@ -7,7 +7,6 @@ from melld.control.status import LinkStatus, MoveStatus, MovingState
 from melld.daemon.history import History
 from melld.decisions.records import Record
 from melld.decisions.stories import Stories
-from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import Place
@@ -71,12 +70,12 @@ class Explainer:
         drain = self._driver.drains.by_worker.get(worker)
         known = self._cluster.workers.get(worker)
         if drain is not None and drain.loan is not None:
-            left = _requests(len(drain.left)) if drain.state is DrainState.DRAINING else "its process"
-            lent = drain.state is DrainState.DRAINED
-            return f"{'lent' if lent else f'draining: {left} left; to be lent'} to {drain.loan.borrower}"
-        if drain is not None and drain.state is not DrainState.DRAINING:
-            drained = drain.state is DrainState.DRAINED
-            return f"drained: `melld resume {worker}` starts it" if drained else "draining: its process ends"
+            left = _requests(len(drain.left)) if drain.is_emptying else "its process"
+            return f"{'lent' if drain.is_over else f'draining: {left} left; to be lent'} to {drain.loan.borrower}"
+        if drain is not None and not drain.is_emptying:
+            return (
+                f"drained: `melld resume {worker}` starts it" if drain.is_over else "draining: its process is exiting"
+            )
         if known is None:
             return place.loading
         if place.unloaded_because and place.state in UNLOADED:  # which the scheduler hears a little later
@@ -87,7 +86,7 @@ class Explainer:
             case Duty.ASLEEP:
                 return f"not needed{self._since(worker)}; {self._wakes(place)}"
         if known.count:
-            coming = f", {len(known.arriving)} on their way here" if known.arriving else ""
+            coming = f", {len(known.arriving)} incoming" if known.arriving else ""
             return f"{_requests(len(known.requests))}{coming}; awake{self._since(worker)}"
         return f"idle: {self._idle(known)}"
 
@@ -106,8 +105,8 @@ class Explainer:
             case status.WorkerState.WAKING:
                 return "waking"
             case state if state in UNLOADED:
-                return f"wakes in about {place.wake_s:.1f} s" if place.wake_s else "starts when it is needed"
-        return "; ".join(filter(None, ("wakes at once", self._idle_workers.outlook(place.slot.worker))))
+                return f"wakes in about {place.wake_s:.1f} s" if place.wake_s else "starts when needed"
+        return "; ".join(filter(None, ("wakes instantly", self._idle_workers.outlook(place.slot.worker))))
 
     def _since(self, worker: WorkerId) -> str:
         because = self._history.switched.get(worker)

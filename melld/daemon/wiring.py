@@ -7,7 +7,6 @@ Owns the wiring.  Starts nothing.
 """
 
 import logging
-import math
 import os
 import re
 import time
@@ -159,8 +158,8 @@ def make_model(
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
     limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s
     aware = settings.prefix_aware and settings.policy == MellSlo.name
-    owner, codec = shared.landlord if models > 1 else None, EngineCodec()
-    fleet = Fleet(slots, shared.host, codec, lambda: driver, clock, config.health, limit_s, aware, owner)
+    codec = EngineCodec()
+    fleet = Fleet(slots, shared.host, codec, lambda: driver, clock, config.health, limit_s, aware)
     links = shared.nvml.links([gpu.uuid for gpu in shared.gpus])
     segments, migration = segments_of({slot.worker: slot.uuid for slot in slots}, links), config.migration
     planner = Planner(Boundaries.assumed(epoch_s, migration.step_slowdown, migration.link_limit_bytes_per_s, segments))
@@ -168,8 +167,7 @@ def make_model(
     driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s, shared.landlord.tell_offers)
 
     rest_s = config.idle.sleep_after_s
-    stop_after_s = config.idle.stop_after_s if models == 1 else math.inf  # of several the Landlord stops workers
-    idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, stop_after_s)
+    idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, config.idle.stop_after_s)
     idle = IdleWorkers(fleet, scheduler.cluster, idle_settings, clock)
     return ModelParts(
         config=config,
@@ -187,7 +185,7 @@ def make_model(
 def _open_decision_log(
     config: Config, scheduler: Scheduler, condition: Condition, *, is_one_of_several: bool
 ) -> DecisionLogFile | None:
-    """Open the decision log if one is configured: with several models, one beside it for each."""
+    """Open the decision log if one is configured; with several models, one file each."""
     settings = config.scheduler
     if settings.decision_log is None:
         return None

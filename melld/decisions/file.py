@@ -76,7 +76,7 @@ class DecisionLogFile:
         if not self._ended:
             self._ended = True
             self._taken = []
-            self._failed(f"the decision log {self._path} ends here, serving goes on: {why}")
+            self._failed(f"the decision log {self._path} ends here; serving continues: {why}")
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 

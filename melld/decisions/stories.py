@@ -162,7 +162,7 @@ class Stories:
         if story is None:
             return
         if record.get("cause") == Reason.DRAIN and (borrower := self._lent_to.get(str(record.get("source")))):
-            record = {**record, "cause": f"its worker's device is lent to {borrower}"}
+            record = {**record, "cause": f"its worker's device is being lent to {borrower}"}
         line = _line(story, record, event)
         if line is not None:
             story.add(line)
@@ -207,9 +207,9 @@ def event_in_words(records: Sequence[Record]) -> str:
         case "moved":
             return f"the move of {request} was {'committed' if fact['outcome'] == 'committed' else 'cancelled'}"
         case "ask":
-            return f"an operator wants {request} on {fact['destination']}"
+            return f"an operator asked to move {request} to {fact['destination']}"
         case "drain" if "lent_to" in fact:
-            return f"{worker} is emptied, as its device is lent"
+            return f"{worker} is being drained to lend its device"
     return _EVENTS[str(kind)].format(request=request, worker=worker)
 
 
@@ -221,12 +221,12 @@ _EVENTS = {
     "resumed": "{request} resumed",
     "epoch": "an epoch started",
     "worker": "the limits of {worker} changed",
-    "share": "the requests on {worker} share more or less than before",
-    "pace": "{worker} told what its steps took",
+    "share": "the requests on {worker} share a different amount of KV",
+    "pace": "{worker} reported its step times",
     "steady": "{worker} has run long enough since its last death",
     "wake": "the wake time of {worker} changed",
-    "drain": "an operator takes {worker} out of service",
-    "resume": "an operator takes {worker} back into service",
+    "drain": "an operator took {worker} out of service",
+    "resume": "an operator returned {worker} to service",
 }
 
 

@@ -1,4 +1,4 @@
-"""Drains: empties and stops a worker whose device an operator wants, and brings it back on request.
+"""Drains: empties and stops a worker whose device an operator needs, and returns it to service on request.
 
 Owns the drains under way and those that are done, which keep their workers out of service until `resume`.  Never moves
 a request: the scheduler does, after `WorkerDraining`.  Never ends a process: the supervisor does.
@@ -9,7 +9,6 @@ a request: the scheduler does, after `WorkerDraining`.  Never ends a process: th
 """
 
 import asyncio
-import enum
 import logging
 from collections.abc import Callable, Sequence
 
@@ -37,7 +36,7 @@ class LastWorker(MelldError):
     def __init__(self, worker: str, others: Sequence[str]) -> None:
         rest = f" ({'; '.join(others)})" if others else ""
         super().__init__(
-            f"{worker} is the last worker that takes requests{rest} and cannot be drained: "
+            f"{worker} is the last worker in service{rest} and cannot be drained: "
             "resume another one first, or stop the daemon"
         )
 
@@ -49,27 +48,21 @@ class WorkerLent(MelldError):
     code = "worker_lent"
 
     def __init__(self, worker: str, loan: Lend) -> None:
-        super().__init__(f"{worker} is lent to {loan.borrower}, and is back in service when that ends: kill {loan.pid}")
-
-
-class DrainState(enum.StrEnum):
-    """State of a drain."""
-
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    DRAINED = "drained"
+        super().__init__(f"{worker} is lent to {loan.borrower} and returns to service when that exits: kill {loan.pid}")
 
 
 class WorkerDrain:
     """A worker's drain and the fate of the requests that were there."""
 
-    def __init__(self, worker: WorkerId, began_s: float, loan: Lend | None = None) -> None:
-        self.worker = worker
+    def __init__(self, place: Place, began_s: float, loan: Lend | None = None) -> None:
+        self.place = place
+        self.worker = place.slot.worker
+        place.life.wish(Who.OPERATOR, Intent.DRAINING)
         self.loan = loan
         """Who gets the device, and gives it back; None: an operator's drain."""
-        self.state = DrainState.DRAINING
         self.began_s = began_s
         self.total_s: float | None = None
+        """None until the worker has ended."""
         self.left: set[RequestId] = set()
         self.moved = 0
         self.ended = 0
@@ -81,9 +74,19 @@ class WorkerDrain:
         self.deadline: asyncio.TimerHandle | None = None
         self.stopping: asyncio.Task[None] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether the worker has ended."""
+        return self.total_s is not None
+
+    @property
+    def is_emptying(self) -> bool:
+        """Return whether its requests still leave; afterwards its process ends."""
+        return self.place.life.wished_by(Who.OPERATOR) is Intent.DRAINING
+
     def report(self, now_s: float) -> Drained:
         """Return the drain's progress."""
-        outcome = DrainOutcome.DRAINED if self.state is DrainState.DRAINED else DrainOutcome.DRAINING
+        outcome = DrainOutcome.DRAINED if self.is_over else DrainOutcome.DRAINING
         if self.resumed:
             outcome = DrainOutcome.RESUMED
         elif self.stuck:
@@ -131,7 +134,7 @@ class Drains:
             drain = self._begin(place)
         elif drain.loan is not None:
             raise WorkerLent(worker, drain.loan)
-        if deadline_s is not None and drain.state is DrainState.DRAINING:
+        if deadline_s is not None and drain.is_emptying:
             if drain.deadline is not None:
                 drain.deadline.cancel()
             drain.stuck = ""
@@ -160,7 +163,7 @@ class Drains:
         return list(await asyncio.gather(*(self.drain(worker, wait, deadline_s) for worker in workers)))
 
     def lend(self, worker: WorkerId, loan: Lend) -> WorkerDrain:
-        """Take the worker out of service, even the last, for a borrower who alone can have it resumed."""
+        """Take the worker, even the last, out of service for a borrower; only that loan's end resumes it."""
         return self._begin(self._fleet.place_of(worker), loan)
 
     async def resume(self, worker: WorkerId, loan: Lend | None = None) -> Resumed:
@@ -178,7 +181,7 @@ class Drains:
         if drain is not None:
             if drain.deadline is not None:
                 drain.deadline.cancel()
-            drain.resumed = drain.state is not DrainState.DRAINED
+            drain.resumed = not drain.is_over
             drain.answer.set()
             if drain.stopping is not None:
                 await drain.stopping
@@ -189,7 +192,7 @@ class Drains:
         started = place.process is None
         self._fleet.start_worker(worker)
         if drain is not None or started:
-            log.info("%s is in service again", worker)
+            log.info("%s is back in service", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
 
     async def close(self) -> None:
@@ -206,10 +209,10 @@ class Drains:
 
     def _begin(self, place: Place, loan: Lend | None = None) -> WorkerDrain:
         worker, lent_to = place.slot.worker, loan.borrower if loan is not None else ""
-        drain = self.by_worker[worker] = WorkerDrain(worker, self._clock(), loan)
+        drain = self.by_worker[worker] = WorkerDrain(place, self._clock(), loan)
         drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
         whose = f", to be lent to {lent_to}" if lent_to else ""
-        log.info("draining %s, which has %d requests%s", worker, len(drain.left), whose)
+        log.info("draining %s with %d requests%s", worker, len(drain.left), whose)
         if not self._fleet.is_ready(worker):  # none of its requests has started
             self._fleet.withdraw(worker)
         elif worker in self._cluster.workers:
@@ -227,13 +230,13 @@ class Drains:
             if there is not None and there.state in OPEN_STATES and there.offered_slots > 0:
                 return
             drain = self.by_worker.get(other)
-            others.append(f"{other}: {drain.state if drain else place.detail or 'starting'}")
+            others.append(f"{other}: {drain.report(self._clock()).outcome if drain else place.detail or 'starting'}")
         raise LastWorker(worker, others)
 
     def heard(self, event: events.AnyEvent) -> None:
         """Follow the drains under way after an event has been handled."""
         for drain in self.by_worker.values():
-            if drain.state is not DrainState.DRAINED:
+            if not drain.is_over:
                 self._note(drain, event)
 
     def _note(self, drain: WorkerDrain, event: events.AnyEvent) -> None:
@@ -259,7 +262,7 @@ class Drains:
     def _stop_if_empty(self, drain: WorkerDrain) -> None:
         """Stop the worker once the scheduler has withdrawn it, or if the scheduler does not know it."""
         worker = self._cluster.workers.get(drain.worker)
-        if drain.state is DrainState.DRAINING and (worker is None or worker.state is Duty.WITHDRAWN):
+        if drain.is_emptying and (worker is None or worker.state is Duty.WITHDRAWN):
             self._stop(drain)
 
     def _force(self, drain: WorkerDrain) -> None:
@@ -268,24 +271,23 @@ class Drains:
         Without room now, they wait ahead of others.  If no other worker could ever hold one of them, nothing is
         forced, as it would wait for ever.
         """
-        if drain.state is not DrainState.DRAINING:
+        if not drain.is_emptying:
             return
         requests = self._cluster.requests
         known = [requests[name] for name in drain.left if name in requests]
         too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
-            log.warning("drain of %s: not empty at its deadline, going on: %s", drain.worker, drain.stuck)
+            log.warning("drain of %s: not empty at the deadline, continuing: %s", drain.worker, drain.stuck)
             drain.answer.set()
         else:
             self._stop(drain)
 
     def _stop(self, drain: WorkerDrain) -> None:
-        drain.state = DrainState.STOPPING
         if drain.deadline is not None:
             drain.deadline.cancel()
         drain.stuck = ""
-        process = self._fleet.places[drain.worker].process
+        process = drain.place.process
         self._fleet.stop_worker(drain.worker, stay_out=True)
         ending = self._wait_ended(drain, process)
         drain.stopping = asyncio.get_running_loop().create_task(ending, name=f"drain {drain.worker}")
@@ -293,7 +295,6 @@ class Drains:
     async def _wait_ended(self, drain: WorkerDrain, process: WorkerProcess | None) -> None:
         if process is not None:
             await process.wait_ended()
-        drain.state = DrainState.DRAINED
         drain.total_s = self._clock() - drain.began_s
         drain.answer.set()
         log.info("%s", drain.report(self._clock()).in_words())

@@ -42,7 +42,7 @@ class NoRoomAsked(MelldError):
     code = "no_room"
 
     def __init__(self, request: str, worker: str) -> None:
-        super().__init__(f"{worker} is not awake or has no room for {request} now: the request stays where it is")
+        super().__init__(f"{worker} is not awake or has no room for {request} right now: the request stays where it is")
 
 
 class NotCarriedOut(MelldError):

@@ -38,7 +38,7 @@ class NoLink(MelldError):
     code = "no_link"
 
     def __init__(self, source: str, destination: str, why: str) -> None:
-        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; a move by tokens is possible")
+        super().__init__(f"KV cannot be copied from {source} to {destination}: {why}; use a move by tokens")
 
 
 class Move:
@@ -128,7 +128,7 @@ class Executor:
         source = self._fleet.live[request].worker
         if source is None:
             raise MoveRefused(request, MoveRefusal.UNKNOWN)
-        none = "there is no link" if self._fleet.are_near(source, destination) else "they are on different machines"
+        none = "no link exists" if self._fleet.are_near(source, destination) else "they are on different machines"
         why_not = self.links[link].failure if (link := (source, destination)) in self.links else none
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)
@@ -271,7 +271,7 @@ class Executor:
             self._fleet.send(destination, wire.OpenLink(peer=source), [handle])
 
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
-        """Start the link's moves in the order in which they were asked for, as long as it may carry more."""
+        """Start the link's moves in request order, up to its limit."""
         while True:
             moves = [move for move in self.moves.values() if move.link == link]
             queued = [move for move in moves if move.migration.state is MoveState.QUEUED]

@@ -66,5 +66,5 @@ class IdleWorkers:
         ending = self._idle.endings.get(worker)
         if ending is None or math.isinf(ending.at_s):
             return ""
-        kept = ", kept longer because it was soon needed again lately" if ending.kept else ""
-        return f"its process ends in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"
+        kept = ", kept longer because it was recently needed again soon after stopping" if ending.kept else ""
+        return f"its process exits in {max(ending.at_s - self._clock(), 0.0):.0f} s{kept}"

@@ -92,11 +92,11 @@ def choose(workers: Sequence[Lendable], wanted: Wanted) -> Lot:
 def _check(workers: Sequence[Lendable], wanted: Wanted) -> None:
     known = devices_of(workers)
     if unknown := [device for device in wanted.devices if device not in known]:
-        raise NeverLent(f"there is no device {unknown[0]!r}; there are: {', '.join(known)}")
+        raise NeverLent(f"no device {unknown[0]!r}; available: {', '.join(known)}")
     if wanted.count > len(known):
-        raise NeverLent(f"there are {len(known)} devices, not {wanted.count}")
+        raise NeverLent(f"only {len(known)} devices exist, not {wanted.count}")
     if not wanted.devices and wanted.count == len(known) and not wanted.even_last:
-        raise NeverLent(f"{wanted.count} are all devices, and one stays in service: --all lends it, too")
+        raise NeverLent(f"{wanted.count} is all devices, and one must stay in service: use --all to lend it too")
 
 
 def _lots(workers: Sequence[Lendable]) -> Iterator[Lot]:
@@ -127,6 +127,6 @@ def _why(lots: Sequence[Lot], count: int, chosen: Lot) -> str:
             reasons.append(f"{', '.join(devices_of(lot))} is {taken[0].taken}")
         elif not set(lot) <= set(chosen):
             names = ", ".join(one.worker for one in lot)
-            reasons.append(f"without {names} none would serve (--all lends it, too)")
+            reasons.append(f"without {names} no worker would be left in service (use --all to lend it too)")
     wanted = f"{count} {'device' if count == 1 else 'devices'} wanted"
     return f"of {wanted} {len(devices_of(chosen))} can be lent: {'; '.join(reasons)}"

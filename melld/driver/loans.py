@@ -60,7 +60,7 @@ class Loans:
         return self._ended_s + sum(self._clock() - drain.began_s for drain in self._lent)
 
     async def lend(self, asked: Lend, call: "OpenCall") -> None:
-        """Lend devices until the borrower has gone, or tell it why there are none.
+        """Lend devices until the borrower is gone, or tell it why none are available.
 
         If the daemon ends first, its workers end too, and none is resumed.
 
@@ -109,7 +109,7 @@ class Loans:
                     choice = choose(self._workers(held=False), wanted)
                     if self._line[0] is asked:
                         return choice
-                    reason = "others wait for a device"
+                    reason = "others are already waiting for a device"
                 except NothingToLend as nothing:
                     reason = str(nothing)
                 is_over = self._clock() >= until_s
@@ -151,7 +151,7 @@ class Loans:
         if drain is not None:
             taken = f"lent to {drain.loan.borrower}" if drain.loan is not None else "drained by an operator"
         elif place.life.state is State.FAILED and not held:
-            taken = f"of no use now: {place.detail}"
+            taken = f"not available: {place.detail}"
         return Lendable(
             worker=worker,
             devices=place.slot.devices,

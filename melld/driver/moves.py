@@ -1,4 +1,4 @@
-"""The moves that the scheduler wants, from its command to their start: the planner at work on the fleet.
+"""Moves the scheduler wants, from command to start: the planner's shell.
 
 Owns what the planner hears (present sizes, open ways, batches) and acts on its answer.  Decides nothing; the executor
 owns the moves that have started.
@@ -105,7 +105,7 @@ class WantedMoves:
         for start in plan.starts:
             self._start(start)
         for deferred in plan.given_up:
-            self._cancel(deferred, f"it has waited for {self._clock() - deferred.since_s:.0f} s: {deferred.cause}")
+            self._cancel(deferred, f"waiting for {self._clock() - deferred.since_s:.0f} s: {deferred.cause}")
 
     def heard(self, event: events.AnyEvent) -> None:
         """Follow an event after the scheduler has heard of it and before its commands are carried out."""
@@ -119,7 +119,7 @@ class WantedMoves:
                 self.planner.ended(event.request)
                 self._without_kv.discard(event.request)
                 if (deferred := self.planner.drop(event.request)) is not None:
-                    self._forget(deferred, "the request has ended")
+                    self._forget(deferred, "the request has finished")
             case events.WorkerDown():
                 for worker in event.workers:
                     for deferred in self.planner.drop_worker(worker):
@@ -142,9 +142,9 @@ class WantedMoves:
         """Say why the request's move has not started; empty if it has, or if there is none."""
         move, deferred = self._executor.moves.get(request), self.planner.waiting.get(request)
         if deferred is not None:
-            return deferred.cause.value if move is None else "its last move is not over yet"
+            return deferred.cause.value if move is None else "its last move is still in progress"
         queued = move is not None and move.migration.state is MoveState.QUEUED
-        return "others go over the same link" if queued else ""
+        return "other moves use the same link" if queued else ""
 
     def way_of(self, request: RequestId) -> Via | None:
         """Return the way of the request's move, or the planned way of a deferred one; None if there is no move."""

@@ -48,7 +48,7 @@ class News:
                 self._tell(events.WorkerSharingChanged(self._clock(), worker=worker.id, shared_bytes=shared_bytes))
 
     def _paces(self) -> None:
-        """Tell the scheduler what steps took, twice a second: a mean of fewer steps would say less."""
+        """Report step times to the scheduler twice a second, so that each mean covers enough steps."""
         now_s = self._clock()
         if now_s - self._paced_s >= PACES_EVERY_S and (paces := self._fleet.reports.take_paces()):
             self._paced_s = now_s
@@ -61,7 +61,7 @@ class News:
             self._without_blocks(request)
 
     def _without_blocks(self, request: RequestId) -> None:
-        """Tell of a request that its worker has begun and lets wait, with all that it needs to go on.
+        """Report a preempted request with the memory it needs to resume.
 
         It is preempted because it grows: what was last told of it may be too little.
         """

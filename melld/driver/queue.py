@@ -56,7 +56,7 @@ class RequestQueue:
         raise self._error(Reason.QUEUE_FULL)
 
     def send_away(self, command: events.ShedRequest) -> None:
-        """End a waiting request with an answer that says when to retry."""
+        """Reject a waiting request, telling the client when to retry."""
         self._since_s.pop(command.request, None)
         self.sent_away[command.reason] += 1
         self._fleet.end(command.request, self._error(command.reason))
@@ -76,5 +76,5 @@ class RequestQueue:
         self._untold += 1
         now_s = self._clock()
         if now_s - self._told_s >= TELL_EVERY_S:
-            log.warning("%d requests were sent away, the last because: %s", self._untold, reason)
+            log.warning("rejected %d requests; last reason: %s", self._untold, reason)
             self._untold, self._told_s = 0, now_s

@@ -74,12 +74,12 @@ class MoveMeters:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         ways = ["via"]
-        self._ended = Counter("melld_migrations", "Migrations that ended.", [*ways, "outcome"], registry=registry)
-        self._bytes = Counter("melld_migration_bytes", "Bytes of KV copied.", registry=registry)
-        self._copy_s = Counter("melld_migration_copy_seconds", "Seconds in which KV was copied.", registry=registry)
+        self._ended = Counter("melld_migrations", "Finished migrations.", [*ways, "outcome"], registry=registry)
+        self._bytes = Counter("melld_migration_bytes", "KV bytes copied.", registry=registry)
+        self._copy_s = Counter("melld_migration_copy_seconds", "Seconds spent copying KV.", registry=registry)
         self._gap_s = Histogram(
             "melld_migration_gap_seconds",
-            "Between a moved request's last token before and first token after.",
+            "Gap between a moved request's last token before and first token after the move.",
             ways,
             buckets=GAP_BUCKETS_S,
             registry=registry,

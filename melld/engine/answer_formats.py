@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Chooses vLLM's parsers of tool calls and reasoning by what a model's own files say.
+"""Chooses vLLM's tool call and reasoning parsers from a model's own files.
 
 Owns the table: which markers of a chat template, and which model types, mean which parser.  Pure; `model_files` reads.
 Sources: the parsers of the pinned vLLM (`vllm.tool_parsers`, `vllm.reasoning`, `vllm.parser`) and vLLM's documents
@@ -160,14 +160,14 @@ def tools_of(facts: ModelFacts) -> Choice:
         return Choice("mistral", by="the tokenizer")
     if facts.has_response_template:
         return Choice("hf", by="the tokenizer's response_template")
-    return _choice(TOOLS, facts, "the chat template shows no known format of tool calls")
+    return _choice(TOOLS, facts, "the chat template shows no known tool call format")
 
 
 def reasoning_of(facts: ModelFacts) -> Choice:
     """Return the parser of the model's reasoning."""
     if facts.has_response_template:
         return Choice("hf", by="the tokenizer's response_template")
-    choice = _choice(REASONING, facts, "the chat template shows no known format of reasoning")
+    choice = _choice(REASONING, facts, "the chat template shows no known reasoning format")
     if choice.parser is not None or choice.candidates or THINK[0] not in facts.template:
         return choice
     if OPENS_THINKING.match(facts.template):

@@ -113,15 +113,17 @@ def _rank_of(adapter: AdapterConfig) -> int | None:
     try:
         return int(json.loads((directory / "adapter_config.json").read_bytes())["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{adapter.path} holds no adapter: it wants adapter_config.json and adapter_model.safetensors"
+        reason = f"{adapter.path} contains no adapter: it needs adapter_config.json and adapter_model.safetensors"
         raise ConfigError(f"[[model.lora]] {adapter.name}", reason) from error
 
 
 def async_scheduling_told(config: Config, device_kind: str) -> str:
     """Return a text: whether a worker on a device of this kind uses async scheduling, and why."""
     if device_kind == "cpu":
-        return "off (vLLM has none on a CPU)"
-    return "off (by [model.vllm])" if engine_arguments(config, device_kind).get("async_scheduling") is False else "on"
+        return "off (not supported by vLLM on CPUs)"
+    return (
+        "off (set in [model.vllm])" if engine_arguments(config, device_kind).get("async_scheduling") is False else "on"
+    )
 
 
 def without_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
@@ -181,4 +183,4 @@ def import_parsers(option: str, file: str) -> None:
     from vllm.utils.import_utils import import_plugin
 
     if import_plugin(file) is None:
-        raise ConfigError(f"[model.vllm] {option}", f"{file} cannot be imported: the log says why")
+        raise ConfigError(f"[model.vllm] {option}", f"{file} cannot be imported: see the log")

@@ -88,7 +88,7 @@ def made_by_another(device_uuid: str, nbytes: int) -> tuple[list[int], tuple[int
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise NoSharedMemory(f"nothing after {MAKER_S:g} s") from error
+            raise NoSharedMemory(f"no reply after {MAKER_S:g} s") from error
         if made.returncode:
             last = made.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise NoSharedMemory("".join(last) or f"its maker ended with {made.returncode}")

@@ -39,18 +39,18 @@ def check_hub(path: str) -> list[str]:
         _download_small_files(name, [one.rfilename for one in found.siblings or ()])
         return []
     except HFValidationError:
-        raise ConfigError("[model] path", f"{path!r} is neither a directory nor the name of a model") from None
+        raise ConfigError("[model] path", f"{path!r} is neither a directory nor a model name") from None
     except HfHubHTTPError as error:
         said = f"{error.response.status_code} {error.response.reason_phrase}"
-        why = f"{constants.ENDPOINT} refuses it ({said}; a private or gated model needs HF_TOKEN)"
+        why = f"{constants.ENDPOINT} rejects it ({said}; a private or gated model needs HF_TOKEN)"
     except (HTTPError, OSError) as error:
         why = f"{constants.ENDPOINT} cannot be reached ({error})"
     if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        raise ConfigError("[model] path", f"{path} is not a directory, was not downloaded before, and {why}")
+        raise ConfigError("[model] path", f"{path} is not a directory, has not been downloaded, and {why}")
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
-    log.warning("%s: using the copy downloaded before: %s", name, why)
-    return [f"{name}: using the copy downloaded before: {why}"]
+    log.warning("%s: using the downloaded copy: %s", name, why)
+    return [f"{name}: using the downloaded copy: {why}"]
 
 
 def _download_small_files(name: str, there: Collection[str]) -> None:

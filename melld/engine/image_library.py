@@ -1,4 +1,4 @@
-"""torchvision beside the CPU build of PyTorch, where its wheel from PyPI, of the CUDA build, does not load by itself.
+"""Makes torchvision's PyPI wheel, built for CUDA, load with PyTorch's CPU build.
 
 Owns where it is, and the seam.  `make` installs it beside the packages, where nobody else finds it: its C library wants
 CUDA, and without that library what describes its operators to PyTorch fails (`torchvision._meta_registrations`), and

@@ -49,8 +49,8 @@ class AnswerFormats(NamedTuple):
         """Say why requests with tools are refused and what the operator can do; empty if they are not."""
         if self.tools.parser is not None:
             return ""
-        which = " or ".join(self.tools.candidates) or "the parser of its format"
-        return f"this model's tool calls cannot be read, {self.tools.by}: set [model.vllm] {TOOLS_KEY} to {which}"
+        which = " or ".join(self.tools.candidates) or "the parser for its format"
+        return f"this model's tool calls cannot be parsed, {self.tools.by}: set [model.vllm] {TOOLS_KEY} to {which}"
 
 
 def answer_formats(model: ModelConfig) -> AnswerFormats:

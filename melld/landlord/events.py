@@ -82,25 +82,25 @@ class ModelRemoved(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelWanted(Event, frozen=True, tag=True, gc=False):
-    """A call, a pin or an operator wants the model loaded as this instance."""
+    """A call, a pin or an operator needs the model loaded as this instance."""
 
     worker: WorkerId
 
 
 class WorkerActivated(Event, frozen=True, tag=True, gc=False):
-    """The model's scheduler has this instance in service: requests may be placed there, and are told by `KvNeeded`."""
+    """The model's scheduler has this instance in service: requests may be placed there, reported by `KvNeeded`."""
 
     worker: WorkerId
 
 
 class UnloadAsked(Event, frozen=True, tag=True, gc=False):
-    """An operator wants the instance unloaded once its requests have ended."""
+    """An operator asked to unload the instance once its requests have finished."""
 
     worker: WorkerId
 
 
 class KvNeeded(Event, frozen=True, tag=True, gc=False):
-    """The model's scheduler counts so much on the instance now; told after each of its decisions and in each epoch.
+    """The KV memory the model's scheduler now counts on the instance; sent after each decision and in each epoch.
 
     `ahead_bytes`: growth within one horizon.
     """
@@ -139,7 +139,7 @@ class ModelLoaded(Event, frozen=True, tag=True, gc=False):
 
 
 class LoadFailed(Event, frozen=True, tag=True, gc=False):
-    """The instance could not be loaded, holds no memory, and is not tried again for `retry_s`."""
+    """The instance failed to load, holds no memory, and is not retried for `retry_s`."""
 
     worker: WorkerId
     retry_s: float
@@ -156,7 +156,7 @@ class ModelDozed(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelGone(Event, frozen=True, tag=True, gc=False):
-    """The instance's process has ended, asked or not; its granules are free and zero, copies from them included."""
+    """The instance's process exited, requested or not; its granules are free and zero, copies from them included."""
 
     worker: WorkerId
 
@@ -194,7 +194,7 @@ class LandlordCommand(Caused, frozen=True, tag=True, gc=False):
 
 
 class OfferCapacity(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Tell the model's scheduler what the instance may hold, and in what time it would serve.
+    """Tell the model's scheduler the instance's capacity and how soon it could serve.
 
     A newer offer replaces one that was not yet told: schedulers that were told first have decided since.
     """

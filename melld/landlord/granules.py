@@ -23,7 +23,7 @@ def granule_bytes_for(block_bytes: Iterable[int]) -> int:
 
 
 def usable_bytes(granule_bytes: int, block_bytes: int) -> int:
-    """Return the bytes of one granule that surely hold whole blocks, wherever it begins."""
+    """Return the bytes of a granule guaranteed to hold whole blocks, wherever it starts."""
     return granule_bytes if granule_bytes % block_bytes == 0 else (granule_bytes // block_bytes - 1) * block_bytes
 
 
@@ -42,12 +42,12 @@ class GranuleLedger:
 
     @property
     def limit(self) -> int:
-        """Granules that may be open beside the weights that are on the device now or soon."""
+        """Granules that may be open next to the weights that are on the device now or soon."""
         return max((self.memory_bytes - self._resident_bytes) // self.granule_bytes - 1, 0)
 
     @property
     def free(self) -> int:
-        """Open granules that nobody may use."""
+        """Open granules that are not granted."""
         return len(self._free)
 
     @property

@@ -124,7 +124,7 @@ class House:
         return (self.ledger.memory_bytes - staying) // self.ledger.granule_bytes - 1
 
     def is_short(self, now_s: float) -> bool:
-        """Return True if more is needed than there is beside what dozes."""
+        """Return True if more memory is needed than dozing instances leave."""
         ledger = self.ledger
         lacking = [
             one.model.resident_bytes - ledger.resident(one.id) for one in self.instances if one.state is S.CLEARING
@@ -202,7 +202,7 @@ class Instance:
 
     @property
     def granted(self) -> int:
-        """Granules that it may use and was not asked for."""
+        """Granules it may use and has not been asked to return."""
         return self.house.ledger.granted(self.id) - self.taking
 
     @property
@@ -212,12 +212,12 @@ class Instance:
         return max(needed, 1) if self.state in ON_DEVICE else needed
 
     def claim(self, now_s: float) -> int:
-        """Return the granules that nobody else can be promised: what it needs, and what it cannot return now."""
+        """Return the granules that cannot be promised to others: what it needs, and what it cannot return now."""
         return max(self.need, self.granted) if now_s < self.stuck_until_s else self.need
 
     @property
     def most_bytes(self) -> int:
-        """Return the KV memory that it could ever have: beside pinned models with a floor each.  0: it has no room."""
+        """Return the most KV memory it could ever have, next to pinned models with a floor each.  0: no room."""
         ledger, pinned = self.house.ledger, self._pinned
         resident_bytes = sum(one.resident_bytes for one in (self, *pinned))
         granules = (ledger.memory_bytes - resident_bytes) // ledger.granule_bytes - 1 - len(pinned)

@@ -265,7 +265,7 @@ class Landlord:
     # ---- afterwards
 
     def _settle_all(self) -> None:
-        """Choose anew where each model would be loaded, then settle every device."""
+        """Recompute where each model would be loaded, then settle every device."""
         self._chosen_s = self._now_s
         for model in self.models.values():
             model.choice = self.housing.choose(model, self._now_s)
@@ -273,7 +273,7 @@ class Landlord:
             self._settle(house)
 
     def _settle(self, house: House) -> None:
-        """Move granules, and tell schedulers what instances on the device offer now."""
+        """Move granules, and tell schedulers what the device's instances now offer."""
         now_s = self._now_s
         self.lender.settle(house, now_s)
         if house.is_short(now_s):

@@ -1,4 +1,4 @@
-"""Lending on one device: who gets the next free granules, from whom they are taken, and what schedulers are told.
+"""Lending on one device: which instance gets free granules, which one gives them up, and what schedulers learn.
 
     capacity = promised - Σ of the others' claims = granted + free + Σ of the others' surplus
 
@@ -42,7 +42,7 @@ class Lender:
                 self._tell(LoadModel(one.id, Why.WANTED))
 
     def offer(self, instance: Instance, granules: int) -> None:
-        """Tell the instance's scheduler what it may hold there, if that has changed."""
+        """Tell the instance's scheduler its capacity there, if that has changed."""
         offered = granules * instance.usable_bytes, instance.start_s
         if offered != instance.offered:
             instance.offered = offered
@@ -89,7 +89,7 @@ class Lender:
             self._tell(TakeKv(giver.id, why, giver.taking, TAKE_DEADLINE_S))
 
     def returned(self, instance: Instance, granules: tuple[int, ...], now_s: float) -> None:
-        """Take back what the instance returned; leave it alone for a while if that was not all."""
+        """Take back what the instance returned; if that was not everything, wait before asking again."""
         asked, instance.taking = instance.taking, 0
         if instance.house.ledger.give_back(instance.id, granules) < asked:
             instance.stuck_until_s = now_s + STUCK_S

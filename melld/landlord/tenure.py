@@ -111,7 +111,7 @@ class Tenure:
             self.want(heir, now_s)
 
     def make_room(self, model: DeclaredModel, now_s: float) -> None:
-        """Unload the longest unused model beside one that is short of memory, for KV or for its weights.
+        """Unload the least recently used model next to one that is short of memory, for KV or for weights.
 
         Where no request lacks room, those that wait are calls for which a front end is being made.
         """

@@ -23,7 +23,7 @@ Pair = tuple[WorkerId, WorkerId]
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """Tokens of foreign prefill in an epoch: on an idle worker, and beside requests that decode."""
+    """Tokens of foreign prefill per epoch: on an idle worker, and next to decoding requests."""
 
     idle: int
     beside: int
@@ -126,7 +126,7 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.link_bytes(*pair) for pair in segment.pairs)
 
     def prefill_tokens(self, worker: WorkerId, batch: int) -> int:
-        """Return the tokens per epoch beside `batch` decoding requests; at least one."""
+        """Return the tokens per epoch next to `batch` decoding requests; at least one."""
         tokens = self.prefill.get(worker, self.other_prefill)
         return max(tokens.beside if batch else tokens.idle, 1)
 

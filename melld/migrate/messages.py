@@ -66,7 +66,7 @@ class WarmRequest(MoveMessage, frozen=True, tag=True, kw_only=True):
 
 
 class CopyBlocks(MoveMessage, frozen=True, tag=True, kw_only=True):
-    """To the destination: pull the missing ones of these blocks, beside decoding.  Answer: `BlocksCopied`.
+    """To the destination: pull the missing ones of these blocks while decoding.  Answer: `BlocksCopied`.
 
     `bytes_per_s`: speed limit; 0: as fast as the link.
     """

@@ -1,6 +1,6 @@
 """Packing: chooses which of the moves that share bins go now, each by KV over a path or by tokens.
 
-Owns the filter of ways, the greedy packings, the search and the ranking.  Knows nothing of time, requests or workers: a
+Owns the filter of ways and the packing.  Knows nothing of time, requests or workers: a
 move is its ways, a way is a cost and the bins that it draws from: one bin for tokens, every segment of the path for KV.
 
 In one epoch the moves draw at most its boundary from each bin.  A way that costs more than its narrowest bin allows
@@ -13,8 +13,6 @@ import msgspec
 
 Bin = tuple[str, ...]
 """Kind and owner of a bin: see `paths`."""
-FEW = 7
-"""Up to this many moves are packed optimally."""
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -60,22 +58,11 @@ class Bins:
         """Return what the way takes from each of its bins in an epoch: its cost, or the narrowest bin's boundary."""
         return min(way.cost, *map(self.boundary, way.bins))
 
-    def left(self, way: Way) -> float:
-        """Return the share of the way's fullest bin that would be left."""
-        draw = self.draw(way)
-        return min((self.boundary(one) - self._used.get(one, 0) - draw) / self.boundary(one) for one in way.bins)
-
     def take(self, way: Way) -> None:
         """Book the way in its bins."""
         draw = self.draw(way)
         for one in way.bins:
             self._used[one] = self._used.get(one, 0) + draw
-
-    def give_back(self, way: Way) -> None:
-        """Undo `take`."""
-        draw = self.draw(way)
-        for one in way.bins:
-            self._used[one] -= draw
 
     def copy(self) -> "Bins":
         """Return a copy for a trial."""
@@ -123,83 +110,15 @@ class Waits:
 
 
 def divide(candidates: Sequence[Candidate], bins: Bins) -> Choice:
-    """Return the better of first fit and best fit; for `FEW` moves or fewer the best packing.
+    """Return which candidates go now: pressing ones first, in order of urgency, each by the shortest way that fits.
 
-    Candidates come in order of urgency.  Better means: more pressing moves; then more moves; then the more urgent ones;
-    then less load, the sum of the epochs of the chosen ways.  First fit wins ties.  `bins` are not changed.
-
-    Each packing is maximal: no waiting candidate would fit beside those that go.  Beyond `FEW` moves that is the only
-    guarantee: one large urgent move may keep out many small ones.
+    No waiting candidate would fit beside those that go.  `bins` are not changed.
     """
-    first = _greedy(candidates, bins.copy(), best_fit=False)
-    best = _greedy(candidates, bins.copy(), best_fit=True)
-    better = max(first, best, key=lambda choice: rank(candidates, choice))
-    all_as_wished = all(way is not None and way is _soonest(one) for one, way in zip(candidates, better, strict=True))
-    if not all_as_wished and 1 < len(candidates) <= FEW:
-        return _Search(candidates, bins.copy(), better).best
-    return better
-
-
-Rank = tuple[int, int, tuple[bool, ...], float]
-
-
-def rank(candidates: Sequence[Candidate], choice: Sequence[Way | None]) -> Rank:
-    """Return the rank, greater is better: pressing moves that go, moves that go, which ones, minus their epochs."""
-    goes = tuple(way is not None for way in choice)
-    pressing = sum(candidate.pressing for candidate, go in zip(candidates, goes, strict=True) if go)
-    epochs = sum(way.epochs for way in choice if way is not None)
-    return pressing, sum(goes), goes, -round(epochs, 9)
-
-
-def _soonest(candidate: Candidate) -> Way | None:
-    return min(candidate.ways, key=lambda way: way.epochs, default=None)
-
-
-def _greedy(candidates: Sequence[Candidate], bins: Bins, *, best_fit: bool) -> Choice:
-    """Pack greedily, pressing moves first, each by the shortest way that fits (best fit: that leaves least)."""
+    bins = bins.copy()
     chosen: list[Way | None] = [None] * len(candidates)
     for index in sorted(range(len(candidates)), key=lambda index: not candidates[index].pressing):
-        ways = sorted(candidates[index].ways, key=bins.left if best_fit else lambda way: way.epochs)
-        way = next((way for way in ways if bins.fits(way)), None)
-        if way is not None:
+        ways = sorted(candidates[index].ways, key=lambda way: way.epochs)
+        if (way := next(filter(bins.fits, ways), None)) is not None:
             bins.take(way)
             chosen[index] = way
     return tuple(chosen)
-
-
-class _Search:
-    """Depth-first branch and bound over all packings."""
-
-    def __init__(self, candidates: Sequence[Candidate], bins: Bins, start: Choice) -> None:
-        self.best = start
-        self._candidates = candidates
-        self._bins = bins
-        self._rank = rank(candidates, start)
-        self._chosen: list[Way | None] = []
-        self._try(())
-
-    def _try(self, goes: tuple[bool, ...]) -> None:
-        """Search the packings that begin with these decisions."""
-        rest = self._candidates[len(goes) :]
-        if self._at_most(goes) <= self._rank:
-            return
-        if not rest:
-            self.best, self._rank = tuple(self._chosen), rank(self._candidates, self._chosen)
-            return
-        for way in sorted(rest[0].ways, key=lambda way: way.epochs):
-            if self._bins.fits(way):
-                self._bins.take(way)
-                self._chosen.append(way)
-                self._try((*goes, True))
-                self._chosen.pop()
-                self._bins.give_back(way)
-        self._chosen.append(None)
-        self._try((*goes, False))
-        self._chosen.pop()
-
-    def _at_most(self, goes: tuple[bool, ...]) -> Rank:
-        """Return the rank if all undecided moves went and took no time: an upper bound."""
-        all_go = (*goes, *(True for _ in self._candidates[len(goes) :]))
-        pressing = sum(one.pressing for one, go in zip(self._candidates, all_go, strict=True) if go)
-        epochs = sum(way.epochs for way in self._chosen if way is not None)
-        return pressing, sum(all_go), all_go, -round(epochs, 9)

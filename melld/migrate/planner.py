@@ -1,4 +1,4 @@
-"""Planner of moves: decides for all workers together which moves begin now, by KV or by tokens, and which wait.
+"""Move planner: decides for all workers together which moves start now, by KV or by tokens, and which wait.
 
 Owns the waiting moves and the bookings of those under way.  Pure: no clock, no I/O; the simulator and the daemon run
 the same class.
@@ -6,10 +6,9 @@ the same class.
     MoveRequest ──ask──► waiting ──epoch / at_once──► Start(via) ──► migration ──ended──► the bins are free again
                             └──── given up: it has waited too long, the scheduler may decide again
 
-Bins: a destination holds tokens of foreign prefill; each link, port, switch and other segment on the path of a copy
-holds bytes, and a move draws from all of them (the paper's global consensus).  Groups of moves that share no bins are
-packed separately, which loses nothing (`packing`).  A way that would end later than another one that the move must wait
-for is left out first (`packing.Waits`).
+Bins: a destination holds tokens of foreign prefill; each link, port and network on the path of a copy
+holds bytes, and a move draws from all of them (the paper's global consensus).  A way that would end later than another
+one that the move must wait for is left out first (`packing.Waits`).
 
 **Boundaries.**  In each epoch a bin is booked for at most its boundary.  A move that costs more than its narrowest bin
 allows is paced: `Start.per_epoch` limits it, and the bin is booked whole for as many epochs as the move needs.  A move
@@ -193,12 +192,11 @@ class Planner:
         self._turn(batches)
         starts: list[Start] = []
         ready = sorted((one for one in self.waiting.values() if one.wanted.ways), key=self._order)
-        bins_of = [(one, [name for way in self._candidate(one).ways for name in way.bins]) for one in ready]
-        for group in paths.together(bins_of):
-            if group[0].epochs >= self.settings.patience:
-                starts += self._eldest(group.pop(0))
-            choice = divide(self._candidates(group), self._bins())
-            starts += [self._start(d, way) for d, way in zip(group, choice, strict=True) if way is not None]
+        for elder in [one for one in ready if one.epochs >= self.settings.patience]:
+            starts += self._eldest(elder)
+        rest = [one for one in ready if one.wanted.request in self.waiting]
+        choice = divide(self._candidates(rest), self._bins())
+        starts += [self._start(d, way) for d, way in zip(rest, choice, strict=True) if way is not None]
         given_up = tuple(d for d in self.waiting.values() if d.epochs >= self.settings.give_up)
         for deferred in given_up:
             del self.waiting[deferred.wanted.request]
@@ -214,12 +212,14 @@ class Planner:
         return 0, deferred.wanted.urgency_s
 
     def _eldest(self, deferred: Deferred) -> list[Start]:
-        """Start the longest-waiting move, or close its bins to all others."""
+        """Start a move that is out of patience, or close its bins to all others, unless they are kept for an elder."""
         (candidate,) = self._candidates([deferred])
         (way,) = divide([candidate], self._bins())
         if way is not None:
             return [self._start(deferred, way)]
-        self._closed.update((name, deferred.wanted.request) for way in candidate.ways for name in way.bins)
+        bins = {name for way in candidate.ways for name in way.bins}
+        if not bins & self._closed.keys():
+            self._closed.update(dict.fromkeys(bins, deferred.wanted.request))
         return []
 
     # -- the book ----------------------------------------------------------------------------------------------------

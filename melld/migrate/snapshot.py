@@ -23,8 +23,8 @@ WARM_SUFFIX = "#warm"
 class Phase(enum.StrEnum):
     """Phase of a request on its worker, as the worker's own scheduler sees it."""
 
-    WAITING = "waiting"  # holds no computed tokens: queued, or preempted
-    PREFILLING = "prefilling"  # part of its known tokens is computed
+    WAITING = "waiting"  # no tokens computed yet: queued or preempted
+    PREFILLING = "prefilling"  # some of its known tokens are computed
     DECODING = "decoding"  # one token per step
 
 

@@ -281,12 +281,12 @@ class Cluster(Occupancy):
         return worker
 
     def commit(self, request: Request) -> None:
-        """End the move: the request runs on its destination alone."""
+        """Complete the move: the request now runs only on its destination."""
         request.state = request.after("commit")
         self._arrive(request, *_ends(request))
 
     def abort(self, request: Request) -> None:
-        """Cancel the move: the request runs on its source alone."""
+        """Cancel the move: the request runs only on its source."""
         request.state = request.after("abort")
         self.unpin(request)
         self._end_move(request, *_ends(request))

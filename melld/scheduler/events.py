@@ -68,7 +68,7 @@ class RequestFinished(Event, frozen=True, tag=True, gc=False):
 
 
 class RequestPreempted(Event, frozen=True, tag=True, gc=False):
-    """The request stays on its worker without blocks, preempted, and needs so much to go on; 0: what was told last."""
+    """The request was preempted: it stays on its worker without blocks, and needs this much to resume; 0: unchanged."""
 
     request: RequestId
     kv_bytes: int = 0
@@ -123,7 +123,7 @@ class WorkerCapacityChanged(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerSharingChanged(Event, frozen=True, tag=True, gc=False):
-    """The worker uses so much less than the sum of its present and arriving requests' sizes: they share blocks."""
+    """The worker uses this much less than the sum of its requests' sizes, because they share blocks."""
 
     worker: WorkerId
     shared_bytes: int
@@ -178,7 +178,7 @@ class WorkersPaced(Event, frozen=True, tag=True):
 
 
 class MoveCommitted(Event, frozen=True, tag=True, gc=False):
-    """The request now runs on the move's destination alone.
+    """The request now runs only on the move's destination.
 
     The source reads the order to free its blocks before any request that is placed there from now on.  `destination`
     tells a late answer from the answer to a newer move; None means the move in flight.  `via` is the way that it took
@@ -191,7 +191,7 @@ class MoveCommitted(Event, frozen=True, tag=True, gc=False):
 
 
 class MoveAborted(Event, frozen=True, tag=True, gc=False):
-    """The request still runs on the move's source alone; the destination's reservation is free."""
+    """The request still runs only on the move's source; the destination's reservation is freed."""
 
     request: RequestId
     reason: str = ""
@@ -266,7 +266,7 @@ class SuspendRequest(Command, frozen=True, tag=True, gc=False):
 
 
 class PromiseRoom(Command, frozen=True, tag=True, gc=False):
-    """Nothing to do: so much of the worker's room, which moves are about to make, is kept for the waiting request."""
+    """No action: memory that moves are about to free on the worker is reserved for the waiting request."""
 
     request: RequestId
     worker: WorkerId

@@ -71,13 +71,13 @@ class Ladder(Generic[R]):
         self._rungs = sorted(self._rungs_of.values())
 
     def upwards(self, floor: int | None = None) -> Iterator[R]:
-        """Yield things from the least key (at least `floor`) up; do not change the ladder meanwhile."""
+        """Yield things by ascending key (at least `floor`); do not change the ladder while iterating."""
         rungs, things = self._rungs, self._things
         for position in range(0 if floor is None else bisect_left(rungs, floor << ORDER_BITS), len(rungs)):
             yield things[rungs[position] & ORDER_MASK]
 
     def downwards(self, key: int | None = None, floor: int | None = None) -> Iterator[R]:
-        """Yield things from the greatest key (at most `key`) down to `floor`; do not change the ladder meanwhile."""
+        """Yield things by descending key (at most `key`) down to `floor`; do not change the ladder while iterating."""
         rungs, things = self._rungs, self._things
         position = len(rungs) if key is None else bisect_left(rungs, (key + 1) << ORDER_BITS)
         while position:
@@ -111,12 +111,12 @@ class RoomIndex:
         self._stale = True
 
     def tightest(self, room_bytes: int) -> Iterator[Worker]:
-        """Return workers with at least that room, the tightest first; do not change the index meanwhile."""
+        """Yield workers with at least that much room, tightest first; do not change the index while iterating."""
         self._settle()
         return self._ladder.upwards(room_bytes)
 
     def roomiest(self) -> Iterator[Worker]:
-        """Return workers with a free slot, the roomiest first; do not change the index meanwhile."""
+        """Yield workers with a free slot, roomiest first; do not change the index while iterating."""
         self._settle()
         return self._ladder.downwards()
 

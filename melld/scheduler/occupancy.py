@@ -88,7 +88,7 @@ class Occupancy:
         return True
 
     def promise(self, worker: Worker, kv_bytes: int) -> None:
-        """Keep so much of the worker's room for a request that waits; 0: open it again."""
+        """Reserve memory on the worker for a waiting request; 0: release it."""
         worker.promised_bytes = kv_bytes
         self._noted[worker.id] = worker
 
@@ -106,14 +106,14 @@ class Occupancy:
         source.leaving_bytes += request.kv_bytes
 
     def _end_move(self, request: Request, source: Worker, destination: Worker) -> None:
-        """End the move with the request on its source alone."""
+        """End the move with the request only on its source."""
         request.destination = None
         source.leaving -= 1
         source.leaving_bytes -= request.kv_bytes
         self._give_up(request, destination, destination.arriving)
 
     def _arrive(self, request: Request, source: Worker, destination: Worker) -> None:
-        """End the move with the request on its destination alone."""
+        """End the move with the request only on its destination."""
         request.destination = None
         source.leaving -= 1
         source.leaving_bytes -= request.kv_bytes

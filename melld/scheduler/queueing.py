@@ -1,4 +1,4 @@
-"""The discipline of the queue: who is placed next, who is told to wait, and who is shed.
+"""The queue discipline: which request is placed next, which waits, and which is shed.
 
 Owns no request: `WaitingQueue` has the order, and the policy chooses workers.
 """

@@ -21,11 +21,11 @@ PREFILL_PART = 0.7
 
 
 class Role(enum.StrEnum):
-    """Role of a worker.  A wish, no wall: where those of a role have no room, any worker takes a request."""
+    """Role of a worker.  A preference only: if workers of a role have no room, any worker takes the request."""
 
-    MIXED = "mixed"  # computes prompts and decodes
-    PREFILL = "prefill"  # computes prompts, and hands requests over after the first token
-    DECODE = "decode"  # decodes; computes prompts that find no room elsewhere
+    MIXED = "mixed"  # does prefill and decodes
+    PREFILL = "prefill"  # does prefill and hands requests over after the first token
+    DECODE = "decode"  # decodes; does prefill for prompts that fit nowhere else
 
 
 class RoleSettings(msgspec.Struct, frozen=True):

@@ -49,7 +49,7 @@ class Roster:
         return worker
 
     def remove(self, worker: Worker) -> None:
-        """Remove a worker that is gone."""
+        """Remove a lost worker."""
         if worker.state is Duty.ASLEEP:
             self.sleeps_no_more(worker)
         del self.workers[worker.id]

@@ -98,7 +98,7 @@ class WaitingQueue:
                 yield from line.values()
 
     def add(self, request: Request, displaced: bool = False) -> None:
-        """Queue the request; one that lost its worker goes ahead of those of its priority that never had one.
+        """Queue the request; one that lost its worker goes ahead of others of its priority.
 
         Call for requests that never had a worker in the order of their sequence.
         """

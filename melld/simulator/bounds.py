@@ -1,4 +1,4 @@
-"""Lower bounds for bin packing: how few workers could hold a set of requests at one instant.
+"""Lower bounds for bin packing: the fewest workers that could hold a set of requests at one instant.
 
 Works on sizes alone, not on where requests are placed: no schedule, with or without migration, can use fewer workers at
 that instant than these bounds.

@@ -134,7 +134,7 @@ class SimulatedFleet:
         self._counts[run.worker] -= 1
 
     def resume_suspended(self, run: Run, worker: WorkerId, now_s: float) -> None:
-        """Compute the suspended request's tokens again on the worker, and let it go on there."""
+        """Recompute the suspended request's tokens on the worker, and resume it there."""
         run.worker = self.indexes[worker]
         self._counts[run.worker] += 1
         self.running.settle(run.row, run.worker)

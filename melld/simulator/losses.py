@@ -1,4 +1,4 @@
-"""The loss of a machine in a simulation: its workers are gone, and its requests keep the tokens that they have emitted.
+"""Loss of a machine in a simulation: its workers are gone; its requests keep the tokens emitted so far.
 
 Changes the physical state alone; the simulation tells the scheduler.
 """

@@ -1,4 +1,4 @@
-"""Orders the prompts of simulated workers, and tells what they took, both as a daemon's workers do.
+"""Orders the prompts of simulated workers and reports their times, as a daemon's workers do.
 
 Owns whose prompt a worker computes first, and the prompts that have not been told yet.  Never says how long one takes.
 """

@@ -91,7 +91,7 @@ def test_a_schema_is_judged_whichever_way_it_comes(strict: DaemonProcess, way: s
     answer = request(strict.url, "POST", path, body)
     assert answer.status == 400, answer.body
     error = answer.json()["error"]
-    assert "leads back to itself" in error["message"]
+    assert "refers to itself" in error["message"]
     assert path == MESSAGES or error["param"] == param
     path, body, _ = WAYS[way](OBJECT)
     answer = request(strict.url, "POST", path, body)
@@ -104,7 +104,7 @@ def test_a_tool_call_without_an_object_is_not_the_client_s_mistake(strict: Daemo
     asked = _anthropic(tools=[tool], tool_choice={"type": "tool", "name": "look"}, max_tokens=1000)
     answer = request(strict.url, "POST", MESSAGES, asked)
     assert answer.status == 502, answer.body
-    assert answer.json()["error"]["message"].startswith("the model has called look with something other")
+    assert answer.json()["error"]["message"].startswith("the model called look with arguments that are not")
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_a_form_in_several_pieces_is_read_whole() -> None:
     [
         ("multipart/form-data", b"", "boundary"),
         ("multipart/form-data; boundary=x", b"something else", "Invalid"),
-        (*form({"file": "a.wav"}, None), "file holds the audio"),
-        (*form({"model": MODEL}, None), "file holds the audio"),
+        (*form({"file": "a.wav"}, None), "file must contain the audio"),
+        (*form({"model": MODEL}, None), "file must contain the audio"),
         (*form({f"f{number}": "x" for number in range(MAX_FIELDS + 1)}, b""), "Too many fields"),
     ],
     ids=["no boundary", "no form", "a text as file", "no file", "too many fields"],

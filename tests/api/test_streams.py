@@ -210,9 +210,9 @@ async def test_the_probe_sees_a_blocked_loop() -> None:
     """What holds up every stream at once is to be seen in the metrics."""
     registry = prometheus_client.CollectorRegistry()
     probe = LoopProbe(registry)
-    await asyncio.sleep(0.05)
-    time.sleep(0.1)  # noqa: ASYNC251 - blocking the loop is what is to be seen
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)
+    time.sleep(0.15)  # noqa: ASYNC251 - blocking the loop is what is to be seen
+    await asyncio.sleep(0.1)
     assert probe.max_delay_s() > 0.05
     assert registry.get_sample_value("melld_event_loop_tasks") == len(asyncio.all_tasks())
     probe.stop()

@@ -145,7 +145,7 @@ STATUS = DaemonStatus(
         itl_attainment=0.9951,
     ),
     links=(OPEN, TOKENS_ONLY),
-    async_scheduling="off (by [model.vllm])",
+    async_scheduling="off (set in [model.vllm])",
     moves=(MOVING, DEFERRED),
     requests=(RUNNING, PREFILLING, QUEUED),
 )

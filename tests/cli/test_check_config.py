@@ -77,8 +77,8 @@ def test_a_script_gets_json(place: Path) -> None:
     [
         (["gone.toml"], "gone.toml: cannot be read: No such file or directory"),
         (["melld.toml", "--config", "melld.toml"], "--config: cannot be combined with FILE"),
-        (["--model", "./elsewhere"], "[model] path: there is no directory ./elsewhere"),
-        (["--model", "."], "[model] path: . holds no config.json"),
+        (["--model", "./elsewhere"], "[model] path: no such directory: ./elsewhere"),
+        (["--model", "."], "[model] path: . has no config.json"),
         (["--model", "scribble"], "[model] path: scribble/config.json is not JSON"),
         (["--model", "listing"], "[model] path: listing/config.json is not JSON"),
         (["--api-key-file", "gone"], "gone: the keys cannot be read: No such file"),
@@ -89,7 +89,7 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--set", 'scheduler.policy="luck"'], "[scheduler] policy: 'luck' is not one of "),
         (["--device", "cuda:0"], "[devices] cuda: no GPU found"),
         (["--allowed-origins", "https://a.example/chat"], '--allowed-origins: wants "*" or origins: a scheme (http,'),
-        (["--allowed-origins", "*", "--allow-credentials"], '--allow-credentials: with "*" would let every page'),
+        (["--allowed-origins", "*", "--allow-credentials"], '--allow-credentials: with "*" would let any web page'),
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )
@@ -121,8 +121,8 @@ def test_a_cluster_without_ray_is_found_out(
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: there is no GPU to use"),
-        ('[cluster]\naddress = "auto"\n', "[cluster] serves one model"),
+        ('[devices]\ncpu = 1\nlent_kv_bytes = "1GiB"\n', "[devices] lent_kv_bytes: no GPU is available"),
+        ('[cluster]\naddress = "auto"\n', "[cluster] supports one model"),
     ],
 )
 def test_what_several_models_cannot_have_is_found_too(place: Path, table: str, told: str) -> None:

@@ -243,7 +243,7 @@ def test_what_kept_the_program_from_running_is_told_apart(
 ) -> None:
     """A script that sees 125 to 127 knows that the program has not run, as with `env` and `timeout`."""
     code, _, err = Run(directory, "no-such-program").end()
-    assert (code, lender.asked, "no program 'no-such-program'" in err) == (127, [], True)
+    assert (code, lender.asked, "program not found: 'no-such-program'" in err) == (127, [], True)
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o700)
@@ -252,7 +252,7 @@ def test_what_kept_the_program_from_running_is_told_apart(
     code, out, err = Run(directory, "echo", "never").end()
     assert (code, out, err) == (125, "", f"melld run: {lender.refusal}\n")
     code, out, err = Run(tmp_path, "echo", "never").end()
-    assert (code, out, "no daemon to talk to" in err) == (125, "", True)
+    assert (code, out, "no daemon running" in err) == (125, "", True)
 
 
 def test_what_is_waited_for_is_shown(daemon: ControlDaemon, lender: Lender, directory: Path) -> None:
@@ -269,8 +269,8 @@ def test_what_is_waited_for_is_shown(daemon: ControlDaemon, lender: Lender, dire
     assert code == 125
     assert err.splitlines() == [
         "melld run: waiting: w0 is the last",
-        "melld run: emptying w1 of requests: 2 left, 1 moved",
-        "melld run: emptying w1 of requests: 1 left, 2 moved",
+        "melld run: draining w1: 2 left, 1 moved",
+        "melld run: draining w1: 1 left, 2 moved",
         "melld run: none came free\\x1b[2J",
     ]
 

@@ -70,7 +70,7 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
     [
         ([], "required"),
         (["--poisson", "0"], "above zero"),
-        (["--poisson", "1"], "needs --lengths and --seconds"),
+        (["--poisson", "1"], "requires --lengths and --seconds"),
         (["--poisson", "nan", "--lengths", "lognormal", "--seconds", "1"], "above zero"),
         (["--poisson", "1", "--trace", "x"], "not allowed with"),
         ([*LOAD[1:], "--policy", "fastest"], "'fastest' is not one of"),

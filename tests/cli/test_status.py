@@ -116,7 +116,7 @@ def test_json_goes_on_a_line_at_a_time(daemon: ControlDaemon) -> None:
         daemon.stop()
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
-    assert "no daemon to talk to" in said
+    assert "no daemon running" in said
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(daemon: ControlDaemon) -> None:
@@ -132,8 +132,8 @@ def test_no_daemon_is_code_3(directory: Path) -> None:
     done = status(directory)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        f"melld status: no daemon to talk to ({directory / CONTROL_SOCKET}: no such socket): "
-        "start one with `melld serve`, or name --runtime-directory\n"
+        f"melld status: no daemon running ({directory / CONTROL_SOCKET}: no such socket): "
+        "start one with `melld serve`, or set --runtime-directory\n"
     )
 
 
@@ -183,7 +183,7 @@ def test_watch_ends_with_the_daemon(daemon: ControlDaemon) -> None:
         terminal.read_until("412")
         daemon.stop()
         assert terminal.exit_code() == 3
-        assert "no daemon to talk to" in terminal.text[terminal.text.rindex("412") :]
+        assert "no daemon running" in terminal.text[terminal.text.rindex("412") :]
 
 
 def test_watch_without_a_daemon_does_not_take_the_screen(directory: Path) -> None:

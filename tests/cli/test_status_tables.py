@@ -115,7 +115,7 @@ def test_why_a_link_carries_tokens_only_is_told_once() -> None:
     assert [line for line in lines if "tokens only" in line] == [
         f"all links: tokens only: {TOKENS_ONLY.tokens_only_because}"
     ]
-    assert "async scheduling: off (by [model.vllm])" in lines
+    assert "async scheduling: off (set in [model.vllm])" in lines
 
 
 @settings(max_examples=examples(30), deadline=None)

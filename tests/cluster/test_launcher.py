@@ -36,16 +36,19 @@ class Nobody:
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "the launcher, which speaks with Ray, ended by SIGKILL (from outside)"),
+        ("import os; os.kill(os.getpid(), 9)", "the Ray launcher ended by SIGKILL (from outside)"),
         (
             "raise ImportError('libray.so is broken')",
-            "the launcher, which speaks with Ray, ended with exit code 1: ImportError: libray.so is broken",
+            "the Ray launcher exited with code 1: ImportError: libray.so is broken",
         ),
         (
             "import os; raise SystemExit(os.getpgrp() == os.getpid())",  # signals for the daemon's group spare it
-            "the launcher, which speaks with Ray, ended with exit code 1",
+            "the Ray launcher exited with code 1",
         ),
-        ("import time; time.sleep(60)", "0 of 1 machines joined within 5 s: Ray has let none in, and given no reason"),
+        (
+            "import time; time.sleep(60)",
+            "0 of 1 machines joined within 5 s: Ray started none of their agents and gave no reason",
+        ),
     ],
     ids=["killed", "broken", "in a group of its own", "hangs"],
 )

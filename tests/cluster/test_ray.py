@@ -107,10 +107,10 @@ async def test_who_cannot_use_the_cluster_has_one_line_about_it(
     """At once, where Ray would take twenty seconds and a page."""
     assert "no Ray head answers at 127.0.0.2:1: " in await refusal("127.0.0.2:1")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 48)
-    assert f"the Ray cluster at {nodes.address} refuses this token: " in await refusal(nodes.address)
+    assert f"the Ray cluster at {nodes.address} rejects this token: " in await refusal(nodes.address)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nonexistent")
-    assert "wants a token: copy its head's ~/.ray/auth_token here" in await refusal(nodes.address)
+    assert "requires a token: copy its head's ~/.ray/auth_token here" in await refusal(nodes.address)
 
 
 async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
@@ -151,7 +151,7 @@ async def test_a_cluster_that_takes_everybody_is_refused() -> None:
             patch.setenv(key, value)
         await asyncio.to_thread(open_nodes.start, HEAD)
         why = await refusal(open_nodes.address)
-    assert f"the Ray cluster at {open_nodes.address} is open: whoever reaches it can run code" in why
+    assert f"the Ray cluster at {open_nodes.address} is open: anyone who can reach it can run code" in why
 
 
 @pytest.mark.long

@@ -118,7 +118,7 @@ async def test_a_worker_without_a_device_ends_with_the_reason(host: SeatedHost, 
     assert await wire.next() == TakeSeat(0)
     wire.received(SeatTaken(0, None, "none is free"), [])
     await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
-    assert ear.ends == ["machine m1 got no device: none is free"]
+    assert ear.ends == ["machine m1 did not get a device: none is free"]
 
 
 async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: Wire) -> None:
@@ -128,10 +128,10 @@ async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: 
     host.spawn(SPEC, ear).kill()
     assert await wire.next() == TakeSeat(0)
     await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
-    assert ear.ends == ["ended before it had a device"]
+    assert ear.ends == ["exited before it had a device"]
     wire.received(SeatTaken(0, gpu("GPU-a")), [])
     assert await wire.next() == ReturnSeat(0)
-    assert ear.ends == ["ended before it had a device"]
+    assert ear.ends == ["exited before it had a device"]
 
 
 @pytest.mark.parametrize("turns", range(4))
@@ -150,7 +150,7 @@ async def test_a_device_that_comes_with_the_kill_keeps_no_worker(host: SeatedHos
     if isinstance(heard, Spawn):
         assert await wire.next() == Kill(heard.number)
     else:
-        assert ear.ends == ["ended before it had a device"]
+        assert ear.ends == ["exited before it had a device"]
 
 
 async def test_a_device_that_comes_late_stays_with_the_worker_that_is_wanted_now(host: SeatedHost, wire: Wire) -> None:

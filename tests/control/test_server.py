@@ -103,12 +103,12 @@ async def test_an_operation_that_joins_later_is_found(served: Operated, director
 @pytest.mark.parametrize(
     ("operation", "message", "http_status", "code", "why"),
     [
-        ("fly", Reload(), 404, "unknown_operation", "no operation 'fly'; there are: bad-reload, move, reload"),
+        ("fly", Reload(), 404, "unknown_operation", "no operation 'fly'; available: bad-reload, move, reload"),
         ("move", Reload(), 400, "bad_request", "missing required field `request`"),
         ("reload", Move("a", "b"), 400, "bad_request", "unknown field `request`"),
         ("bad-reload", Reload(), 400, "config_error", "melld.toml: [server.port] Expected `int`"),
         ("move", Move("r1", "w1"), 400, "request_too_large", "request r1 needs 2048 bytes"),
-        ("move", Move("r" * 70_000, "w1"), 413, "internal_error", "answered 413"),
+        ("move", Move("r" * 70_000, "w1"), 413, "internal_error", "returned 413"),
     ],
 )
 async def test_what_was_not_done_is_answered_with_why(
@@ -134,7 +134,7 @@ async def test_a_mistake_of_ours_is_told_and_logged(
 ) -> None:
     """The operator is sent to the log, which has the traceback."""
     served.operations["mistaken"] = Operation(Reload, mistaken)
-    with pytest.raises(ControlRefused, match="its log says why"):
+    with pytest.raises(ControlRefused, match="see its log"):
         await asyncio.to_thread(ControlClient([directory]).operate, "mistaken", Reload())
     assert "ZeroDivisionError" in caplog.text
 
@@ -193,14 +193,14 @@ async def test_a_lasting_operation_that_is_refused_is_told_as_any_other(served: 
 
     served.operations["refuse"] = Lasting(Move, refuse)
     client = ControlClient([directory])
-    with pytest.raises(ControlRefused, match="there is no worker 'w7'"):
+    with pytest.raises(ControlRefused, match="no worker 'w7'"):
         await asyncio.to_thread(client.begin, "refuse", Move("r1", "w1"))
     with pytest.raises(ControlRefused, match="missing required field"):
         await asyncio.to_thread(client.begin, "refuse", Reload())
 
 
 def test_the_daemons_end_does_not_wait_for_lasting_operations(directory: Path) -> None:
-    """Nor does it tell them that the client has left: what is lent then is not taken back."""
+    """Nor does it tell them that the client disconnected: what is lent then is not taken back."""
     ends: list[str] = []
 
     async def last(asked: Reload, call: OpenCall) -> None:
@@ -369,7 +369,7 @@ async def test_a_control_socket_that_was_removed_comes_back(directory: Path, cap
                 assert await asyncio.to_thread(client.status)  # later than the other daemon's question
             await server.look()
     assert [record.getMessage() for record in caplog.records] == [
-        f"the control socket was removed, and is back: {control.path}"
+        f"the control socket was removed; restored it: {control.path}"
     ] * 2
     assert names_in(directory) == []
 
@@ -401,7 +401,7 @@ async def test_a_control_socket_that_cannot_come_back_is_said_once(
             for _ in range(3):
                 await server.look()
             [said] = [record.getMessage() for record in caplog.records]
-            assert said.startswith("the control socket was removed, and cannot be put back: ")
+            assert said.startswith("the control socket was removed and cannot be restored: ")
             await asyncio.to_thread(directory.unlink)
             await server.look()
             assert await asyncio.to_thread(ControlClient([directory]).status)

@@ -69,8 +69,8 @@ def test_a_worker_of_several_gpus_sees_its_own_first_and_then_its_peers() -> Non
 @pytest.mark.parametrize(
     ("devices", "why"),
     [
-        ("cpu = 3\nper_worker = 2", r"3 devices do not divide into workers of 2: make it 2 devices, or a multiple"),
-        ("per_worker = 4", r"2 devices do not divide into workers of 4"),
+        ("cpu = 3\nper_worker = 2", r"3 devices cannot be divided into workers of 2: use 2 devices, or a multiple"),
+        ("per_worker = 4", r"2 devices cannot be divided into workers of 4"),
     ],
 )
 def test_devices_that_make_no_whole_worker_are_refused(devices: str, why: str) -> None:

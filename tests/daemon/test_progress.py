@@ -43,11 +43,11 @@ async def test_each_line_says_what_every_worker_does() -> None:
     assert progress.line() == (
         "w0, w2 loading the model; w1 loading the model (Loading safetensors checkpoint shards 25 %)"
     )
-    processes[1]._heard(wire.WorkerLoading("making its KV cache"), [])
+    processes[1]._heard(wire.WorkerLoading("allocating its KV cache"), [])
     places[W0].life.take(Event.IS_READY)
     places[W2].life.take(Event.DIED)
     places[W2].process = None
-    assert progress.line() == "w1 making its KV cache; w2 failed"
+    assert progress.line() == "w1 allocating its KV cache; w2 failed"
     places[W1].life.take(Event.IS_READY)
     places[W2].life.state = State.READY
     assert progress.line() == "preparing the API"

@@ -108,7 +108,7 @@ async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None
         reloaded = await settings.reload()
         assert in_words(reloaded) == "API keys (2 added, 1 removed)"
         assert settings.keys.client_of("four") is not None
-        assert in_words(await settings.reload()) == "nothing has changed"
+        assert in_words(await settings.reload()) == "no changes"
 
 
 async def test_a_reload_gives_keys_names_and_rights(key_file: Path) -> None:

@@ -159,7 +159,7 @@ def test_lent_memory_leaves_room_for_all_models(demo_model: Path) -> None:
     check_lending(text, 1)
     check_lending(text, 2)
     with pytest.raises(
-        ConfigError, match=r"lent_kv_bytes: all models must fit beside it.*5,120 MiB, 2,0\d\d MiB, 6,451"
+        ConfigError, match=r"lent_kv_bytes: all models must fit next to it.*5,120 MiB, 2,0\d\d MiB, 6,451"
     ):
         check_lending(text, 1, gib=7)
 
@@ -167,7 +167,7 @@ def test_lent_memory_leaves_room_for_all_models(demo_model: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "gpus", "why"),
     [
-        (LENDING, 0, "there is no GPU to use"),
+        (LENDING, 0, "no GPU is available"),
         (LENDING.partition('[[models]]\npath = "{model}"\nname = "two"')[0], 1, "no other to lend to"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_gpu_with_two_workers_of_a_model_does_not_lend(demo_model: Path) -> No
     """Each worker's device would have a memory of its own."""
     config = parse_config(LENDING.format(gpus="0, 0", lent="1GiB", model=demo_model), "melld.toml")
     gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=80 * GIB)
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="listed twice"):
         sizes.check_lending(config, [gpu, gpu])
 
 

@@ -25,7 +25,7 @@ from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
-from melld.driver.drain import DrainState, WorkerDrain
+from melld.driver.drain import WorkerDrain
 from melld.driver.idle import IdleWorkers
 from melld.driver.lendable import NeverLent
 from melld.engine.fleet.life import MAX_FAILED_STARTS, Event, Intent, State, Who
@@ -134,7 +134,7 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
 def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
     """Its process may be warm, or startable: its device is not the daemon's now."""
     watched = Watched()
-    watched.drains.by_worker[W0] = WorkerDrain(W0, 0.0)
+    watched.drains.by_worker[W0] = WorkerDrain(watched.places[0], 0.0)
     for place in watched.places[1:]:
         place.life.take(Event.DIED)
         place.life.failed_starts = MAX_FAILED_STARTS
@@ -146,8 +146,8 @@ def test_requests_wait_for_workers_that_are_lent_and_the_status_says_to_whom() -
     watched = Watched()
     loan = Lend(command="train", pid=7, user="ann", held_s=60.0)
     for worker in (W0, W1, W2):
-        watched.drains.by_worker[worker] = WorkerDrain(worker, watched.daemon.clock(), loan)
-    watched.drains.by_worker[W0].state = DrainState.DRAINED
+        watched.drains.by_worker[worker] = WorkerDrain(watched.fleet.places[worker], watched.daemon.clock(), loan)
+    watched.drains.by_worker[W0].total_s = 1.0
     assert watched.watch.why_not_ready() == "no worker can serve: w0 lent, w1 draining, w2 draining"
     assert watched.watch.why_closed() is None
     lent, emptying, _ = watched.watch.status().workers
@@ -182,7 +182,7 @@ def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
     place = watched.places[0]
     place.wake_s = 5.5
     place.life.take(Event.SLEEP)
-    assert "wakes at once" in watched.watch.status().workers[0].why
+    assert "wakes instantly" in watched.watch.status().workers[0].why
     for event in (Event.STOP, Event.ENDED):
         place.life.take(event)
         assert "wakes in about 5.5 s" in watched.watch.status().workers[0].why
@@ -216,7 +216,7 @@ async def test_who_names_no_worker_is_told_of_machines_too() -> None:
     watched.machines.machine_joined(machine)
     operations = operations_of([watched.model], watched.landlord, watched.machines)
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
-        with pytest.raises(UnknownWorker, match=r"there are: w0, w1, w2, 10\.0\.0\.2$"):
+        with pytest.raises(UnknownWorker, match=r"available: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
 
 
@@ -227,8 +227,8 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
     several.tenants[watched.model.key] = Tenant(watched.model, 1000, lends=True)
     asked = Lend(command="train", pid=7, user="ann")
     for parts, why in (
-        ((watched.landlord, watched.machines), "Ray gives out"),
-        ((several, None), "several models share"),
+        ((watched.landlord, watched.machines), "Ray allocates"),
+        ((several, None), "shared by several models"),
     ):
         with pytest.raises(NeverLent, match=why):
             await operations_of([watched.model], *parts)["lend"].act(asked, None)
@@ -243,7 +243,7 @@ async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
     for place in watched.places:
         for event in (Event.STOP, Event.ENDED):
             place.life.take(event)
-    with pytest.raises(ModelNotLoaded, match="demo is served alone"):
+    with pytest.raises(ModelNotLoaded, match="demo is the only model"):
         await asyncio.wait_for(load(Load(model="demo")), 5)
 
 
@@ -287,7 +287,7 @@ async def test_callers_hear_that_a_loaded_models_front_end_could_not_be_made() -
         waiting = asyncio.ensure_future(model.until_loaded())
         await asyncio.sleep(0)
         front_ends.open(model)
-        with pytest.raises(ModelNotLoaded, match="its front end could not be made: no tokenizer"):
+        with pytest.raises(ModelNotLoaded, match="its front end could not be created: no tokenizer"):
             await waiting
     assert made == ["demo", "demo"]
 

@@ -63,7 +63,7 @@ async def test_a_full_disk_is_said_once() -> None:
     take(log, 10)
     log.flush()
     log.close()
-    assert said == ["the decision log /dev/full ends here, serving goes on: No space left on device"]
+    assert said == ["the decision log /dev/full ends here; serving continues: No space left on device"]
 
 
 async def test_a_directory_that_cannot_be_written_to_is_said_once(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_a_disk_that_hangs_costs_no_memory_without_end(tmp_path: Path, mon
     while not said:
         take(log, 1_000)
         log.flush()
-    assert said == [f"the decision log {fifo} ends here, serving goes on: the disk is too slow"]
+    assert said == [f"the decision log {fifo} ends here; serving continues: the disk is too slow"]
     log.close()
     os.set_blocking(reader, True)
     while os.read(reader, 1 << 20):

@@ -86,7 +86,7 @@ def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -
         "w1",
         "kv",
     )
-    assert began.event_in_words == "an operator wants a on w1"
+    assert began.event_in_words == "an operator asked to move a to w1"
     assert (moved.what, moved.source, moved.worker, moved.via) == (Happened.MOVED, "w0", "w1", "tokens")
     assert (moved.took_s, moved.cause) == (0.5, began.event)
     assert (cancelled.what, cancelled.worker, cancelled.reason) == (Happened.MOVE_CANCELLED, "w1", "timed out")
@@ -188,4 +188,4 @@ def test_a_story_is_read_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixtur
     story = msgspec.json.decode(capsys.readouterr().out, type=Story)
     assert (story.request, story.lines[-1].what) == ("r3", Happened.FINISHED)
     assert main(["why", "nobody", "--log", str(log)]) == 1
-    assert "there is no request 'nobody'" in capsys.readouterr().err
+    assert "no request 'nobody'" in capsys.readouterr().err

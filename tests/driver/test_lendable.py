@@ -109,12 +109,13 @@ def test_of_equals_the_last_is_lent() -> None:
     [
         (
             Wanted(),
-            "of 1 device wanted 0 can be lent: without w0 none would serve (--all lends it, too); cpu:1 is lent",
+            "of 1 device wanted 0 can be lent: without w0 no worker would be left in service (use --all to lend it "
+            "too); cpu:1 is lent",
         ),
         (Wanted(devices=("cpu:1",)), "of 1 device wanted 0 can be lent: cpu:1 is lent"),
-        (Wanted(devices=("cpu:7",)), "there is no device 'cpu:7'; there are: cpu:0, cpu:1"),
-        (Wanted(count=3), "there are 2 devices, not 3"),
-        (Wanted(count=2), "2 are all devices, and one stays in service: --all lends it, too"),
+        (Wanted(devices=("cpu:7",)), "no device 'cpu:7'; available: cpu:0, cpu:1"),
+        (Wanted(count=3), "only 2 devices exist, not 3"),
+        (Wanted(count=2), "2 is all devices, and one must stay in service: use --all to lend it too"),
     ],
 )
 def test_what_is_not_lent_is_said(wanted: Wanted, says: str) -> None:

@@ -130,7 +130,7 @@ async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineD
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
     daemon.fleet.abort([second])
-    with pytest.raises(MoveCancelled, match="the request has ended"):
+    with pytest.raises(MoveCancelled, match="the request has finished"):
         await tasks[1]
     assert daemon.causes() == {}
     daemon.refuse(first)
@@ -158,7 +158,7 @@ async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: Offline
     await asyncio.sleep(0)
     for _ in range(22):
         daemon.epoch()
-    with pytest.raises(MoveCancelled, match="it has waited for 2 s: the link is full"):
+    with pytest.raises(MoveCancelled, match="waiting for 2 s: the link is full"):
         await tasks[1]
     assert daemon.state(second) is RequestState.RUNNING
     daemon.refuse(first)

@@ -74,7 +74,7 @@ def test_a_model_that_is_new_here_costs_no_process(demo_model: Path, tmp_path: P
     [
         ("", None, "on"),
         ("[model.vllm]\nasync_scheduling=true", True, "on"),
-        ("[model.vllm]\nasync_scheduling=false", False, "off (by [model.vllm])"),
+        ("[model.vllm]\nasync_scheduling=false", False, "off (set in [model.vllm])"),
         ('[devices]\nlent_kv_bytes="1GiB"', None, "on"),
     ],
 )
@@ -136,7 +136,7 @@ def test_the_cuda_build_says_that_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch
     check_build("cpu")
     monkeypatch.setattr(pin, "_installed", {"vllm": VLLM_VERSION}.get)
     check_build("cuda")
-    with pytest.raises(ConfigError, match="no GPU to use, and this vLLM is its CUDA build"):
+    with pytest.raises(ConfigError, match="no GPU is available, and this is vLLM's CUDA build"):
         check_build("cpu")
     monkeypatch.setattr(pin, "_installed", {"vllm": f"{VLLM_VERSION}+cpu"}.get)
     check_build("cpu")

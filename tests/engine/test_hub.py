@@ -53,7 +53,7 @@ def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [("us/nobodys", "refuses it (404 Not Found"), ("no name", "there is no directory no name")]
+    ("model", "why"), [("us/nobodys", "rejects it (404 Not Found"), ("no name", "no such directory: no name")]
 )
 def test_a_model_that_the_hub_does_not_have_ends_the_start(hub: str, tmp_path: Path, model: str, why: str) -> None:
     """Before any worker starts."""
@@ -80,7 +80,7 @@ def test_a_model_that_was_downloaded_is_loaded_without_the_hub(hub: str, tmp_pat
     (snapshot / "snapshots" / "abc").mkdir(parents=True)
     (snapshot / "snapshots" / "abc" / "config.json").write_text("{}")
     said = run(["-c", LOOK, "us/mine"], hub if reachable else UNREACHABLE, tmp_path).stdout.splitlines()
-    assert "using the copy downloaded before" in said[0]
+    assert "using the downloaded copy" in said[0]
     assert said[1] == "True"
 
 

@@ -171,7 +171,7 @@ def test_nobody_pushes_in_before_the_other_key(crowded: Subject) -> None:
 def test_what_was_sent_away_is_counted_and_told_once_in_a_while(crowded: Subject) -> None:
     """An operator sees in the metrics and in one line of the log that there was too little room, and why."""
     assert float(sent_away(crowded)["queue full"]) >= 3
-    crowded.daemon.wait_for("were sent away, the last because: queue full")
+    crowded.daemon.wait_for("requests; last reason: queue full")
 
 
 def test_a_worker_that_cannot_load_is_tried_later_and_later_and_says_why(crowded: Subject) -> None:
@@ -182,7 +182,7 @@ def test_a_worker_that_cannot_load_is_tried_later_and_later_and_says_why(crowded
     weights.write_bytes(b"no weights")
     try:
         os.kill(crowded.worker("w0")["pid"], signal.SIGKILL)
-        told = re.compile("Error.*; starts again in [0-9]+ s")
+        told = re.compile("Error.*; restarts in [0-9]+ s")
         crowded.until(lambda status: told.search(status["workers"][0]["reason"]))
     finally:
         weights.write_bytes(sound)

@@ -40,7 +40,7 @@ def test_a_worker_that_is_stopped_while_it_loads_is_started_anew(subject: Subjec
     before = subject.worker("w0")
     (subject.faults / "w0.starting.STOP").touch()
     os.kill(before["pid"], signal.SIGKILL)
-    why = f"killed by melld: it was stopped (SIGSTOP) for {SILENCE_S:.0f} s while starting"
+    why = f"killed by melld: stopped (SIGSTOP) for {SILENCE_S:.0f} s while starting"
     subject.until(lambda status: any(why in (worker["reason"] or "") for worker in status["workers"]))
     assert subject.judge_quiet() == []
     assert subject.worker("w0")["restarts"] == before["restarts"] + 2
@@ -52,5 +52,5 @@ def test_a_load_that_hangs_ends_with_its_reason(demo_model: Path, tmp_path: Path
     os.mkfifo(model / "model-00002-of-00002.safetensors")
     with DaemonProcess(model, "--device", "cpu:1", "--set", "health.load_stall_s=3") as daemon:
         assert daemon.wait_end() != 0
-    said = "could not start: killed by melld: it computed and read nothing for 3 s while loading the model"
+    said = "failed to start: killed by melld: computed and read nothing for 3 s while loading the model"
     assert said in daemon.lines[-1]

@@ -27,7 +27,7 @@ def test_a_device_that_fails_does_not_keep_the_others_from_serving(demo_model: P
     with DaemonProcess(
         demo_model, "--device", "cpu:2", "--kv-bytes", "8MiB", environment={"MELLD_FAULTS": str(tmp_path)}
     ) as daemon:
-        daemon.wait_for("w1 on cpu:1 is gone")
+        daemon.wait_for("worker w1 (device cpu:1) exited")
         daemon.wait_ready()
         operator = Operator(daemon)
         assert reason_of(daemon) == ""
@@ -56,7 +56,7 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
     ) as daemon:
         assert daemon.wait_end() == 1
     assert daemon.lines[-1].startswith("melld serve: worker w")
-    assert daemon.lines[-1].endswith("could not start: ended by SIGABRT")
+    assert daemon.lines[-1].endswith("failed to start: ended by SIGABRT")
 
 
 def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_mod
         daemon.wait_for("w0 is ready")
         (faults / "w0.starting.STOP").touch()  # the next one begins to load, and goes on when it is told to
         os.kill(daemon.status()["workers"][0]["pid"], signal.SIGABRT)
-        daemon.wait_for("w0 on cpu:0 is gone")
+        daemon.wait_for("worker w0 (device cpu:0) exited")
         prepared.touch()
         daemon.wait_ready()
         operator = Operator(daemon)

@@ -113,7 +113,7 @@ def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) ->
         # Told by the worker itself, an exception of the allocator's user, and not only by the signal that ended it.
         gone = subject.until(lambda status: any("Error: " in (worker["reason"] or "") for worker in status["workers"]))
     [reason] = [worker["reason"] for worker in gone["workers"] if worker["reason"]]
-    assert "starts again in 1 s" in reason
+    assert "restarts in 1 s" in reason
     assert subject.judge(readers) == []
     for worker in subject.status()["workers"]:
         lost = worker["worker"] == name

@@ -84,7 +84,7 @@ def test_a_peer_that_delivers_other_bytes_is_refused(sibling: Any, monkeypatch: 
 
     _, layout, region = ours(sibling.order)
     monkeypatch.setattr(cuda_canary, "pattern", lambda _: torch.zeros(cuda_canary.LAYOUT.region_bytes))
-    with pytest.raises(TransportFailed, match="other bytes than the peer's"):
+    with pytest.raises(TransportFailed, match="different bytes from the peer's"):
         cuda_peer.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout)
 
 

@@ -70,7 +70,7 @@ def damaged_move(bench: Bench, stream: Stream, damage: str) -> Any:
     report = bench.operator.migrate(one["request"], there, "kv")
     assert not fault.exists(), "the fault was never met"
     assert (report["outcome"], report["gap_s"]) == ("copy failed", None)
-    assert "arrived as other bytes" in report["reason"]
+    assert "arrived corrupted" in report["reason"]
     [still] = bench.operator.requests_of(stream)
     assert still["worker"] == one["worker"]
     return report

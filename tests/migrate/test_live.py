@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,8 +103,8 @@ def test_eight_requests_move_at_once(bench: Bench) -> None:
     assert [stream.result() for stream in streams] == unmoved
 
 
-def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench) -> None:
-    """Requests that decode there are not delayed by the whole prompt at once, and the moved answer is unchanged."""
+def test_a_long_prompt_enters_a_busy_worker_slice_by_slice(bench: Bench) -> None:
+    """Requests that decode there go on between the slices, and the moved answer is unchanged."""
     body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(bench.daemon, body | {"cache_salt": "at rest"}).result()
     with bench.slowed():
@@ -115,13 +115,12 @@ def test_a_long_prompt_enters_a_busy_worker_at_the_boundary_s_rate(bench: Bench)
         beside.wait_chunks(5)
         [other] = bench.operator.requests_of(beside)
         assert other["worker"] != one["worker"]
-        told = re.search(r"in (\d+) ms: [\d,]+ tokens idle, ([\d,]+) beside", bench.daemon.status()["boundaries"])
+        began_s = time.monotonic()
         [report] = bench.operator.move(stream, "tokens")
+        ended_s = began_s + report["total_s"]
     beside.leave()
-    assert told is not None
-    epoch_s, tokens = int(told[1]) / 1e3, int(told[2].replace(",", ""))  # of the slower worker
     assert report["outcome"] == "committed"
-    assert report["total_s"] > (len(body["prompt"]) / tokens - 2) * epoch_s / 2
+    assert sum(began_s < arrived_s < ended_s for arrived_s in beside.arrivals_s) >= 10
     assert stream.result() == unmoved
 
 
@@ -159,14 +158,14 @@ def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixt
         [one] = bench.operator.requests_of(stream)
         assert one["pinned"]
         assert command(bench, one["request"], "w9") == 1
-        assert "there is no worker 'w9'; there are: w0, w1" in capsys.readouterr().err
+        assert "no worker 'w9'; available: w0, w1" in capsys.readouterr().err
     stream.result()
 
 
 def test_the_command_says_what_did_not_happen(bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
     assert command(bench, "nobody", "w0") == 1
-    assert "there is no request" in capsys.readouterr().err
+    assert "no request" in capsys.readouterr().err
     assert command(bench, "nobody", "w0", "--via", "pigeon") == 2
     assert command(bench, "nobody", "w0", where=tmp_path) == 3
 

@@ -1,14 +1,9 @@
-"""Two-bin packing: what goes now fits, and of a few moves it is the best that could go."""
+"""Two-bin packing: what goes now fits, and nothing waits that would fit beside it."""
 
-import itertools
-from collections.abc import Iterator, Sequence
-
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.migrate.packing import FEW, Bin, Bins, Candidate, Choice, Way, divide, rank
-from tests.effort import examples
+from melld.migrate.packing import Bin, Bins, Candidate, Choice, Way, divide
 
 BOUNDARIES: dict[Bin, int] = {("kv", "a", "d"): 10, ("kv", "b", "d"): 6, ("tokens", "d"): 8}
 LINKS = [name for name in BOUNDARIES if name[0] == "kv"]
@@ -40,25 +35,13 @@ def is_allowed(choice: Choice, used: dict[Bin, int]) -> bool:
     return True
 
 
-def every_choice(moves: Sequence[Candidate]) -> Iterator[Choice]:
-    return itertools.product(*[(*move.ways, None) for move in moves])
-
-
 @given(candidates(most=12), USED)
 def test_a_boundary_is_never_exceeded(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """No link and no worker exceeds its boundary."""
     assert is_allowed(divide(moves, Bins(BOUNDARIES.__getitem__, used)), used)
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(candidates(most=5), USED)
-def test_of_a_few_moves_the_best_division_is_found(moves: list[Candidate], used: dict[Bin, int]) -> None:
-    """Against all divisions there are: no urgent move waits that could have gone, and nobody waits needlessly."""
-    best = max(rank(moves, choice) for choice in every_choice(moves) if is_allowed(choice, used))
-    assert rank(moves, divide(moves, Bins(BOUNDARIES.__getitem__, used))) == best
-
-
-@given(candidates(most=FEW + 8), USED)
+@given(candidates(most=15), USED)
 def test_nothing_that_would_still_fit_is_left_out(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """A link is not idle while somebody waits for it, however many they are."""
     choice = divide(moves, Bins(BOUNDARIES.__getitem__, used))
@@ -102,32 +85,3 @@ def test_a_closed_bin_takes_nobody() -> None:
     """Bins kept for a move that has waited too long are not given to others."""
     small = Candidate((Way((COMPUTE,), 1, 0.1),), pressing=True)
     assert divide([small], Bins(BOUNDARIES.__getitem__, {}, [COMPUTE])) == (None,)
-
-
-MANY = [Candidate((), pressing=False)] * FEW
-"""So many that not all packings are tried."""
-KV: Bin = ("kv", "a", "d")
-
-
-@pytest.mark.parametrize(
-    ("used", "ways", "other", "goes_by"),
-    [
-        ({}, [Way((KV,), 5, 0.5), Way((COMPUTE,), 8, 1.0)], Way((KV,), 10, 1.0), COMPUTE),
-        ({KV: 6}, [Way((KV,), 4, 1.0), Way((COMPUTE,), 4, 0.5)], Way((COMPUTE,), 8, 1.0), KV),
-    ],
-)
-def test_of_many_moves_one_makes_room_for_another(
-    used: dict[Bin, int], ways: list[Way], other: Way, goes_by: Bin
-) -> None:
-    """By the bin that it fills, although it would be over sooner by the one that somebody else needs."""
-    moves = [Candidate(tuple(ways), pressing=False), Candidate((other,), pressing=False), *MANY]
-    first, second, *rest = divide(moves, Bins(BOUNDARIES.__getitem__, used))
-    assert first is not None
-    assert (first.bins[0], second, rest) == (goes_by, other, [None] * FEW)
-
-
-def test_two_moves_go_where_neither_simple_packing_sees_how() -> None:
-    """The quickest way of the one, which also fills its bin best, is the only way of the other."""
-    moves = [Candidate((Way((KV,), 9, 0.5), Way((COMPUTE,), 3, 1.0)), pressing=False)]
-    moves.append(Candidate((Way((KV,), 10, 1.0),), pressing=False))
-    assert divide(moves, Bins(BOUNDARIES.__getitem__, {})) == (moves[0].ways[1], moves[1].ways[0])

@@ -105,13 +105,6 @@ def test_tokens_are_reckoned_with_at_the_destination_s_present_load() -> None:
         assert [start.via for start in planner.epoch(batches).starts] == [way]
 
 
-def test_moves_that_share_nothing_are_divided_apart() -> None:
-    """A crowded pair delays no move elsewhere, and few moves are packed optimally."""
-    items = [("a", ["x", "y"]), ("b", ["z"]), ("c", ["y", "w"]), ("d", ["v"]), ("e", ["w"])]
-    grouped = paths.together([(name, [(one,) for one in bins]) for name, bins in items])
-    assert grouped == [["a", "c", "e"], ["b"], ["d"]]
-
-
 MOVES = st.tuples(
     st.sampled_from([(a, b) for a in range(1, 5) for b in range(1, 5) if a != b]),
     st.integers(1, 260),

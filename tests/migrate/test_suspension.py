@@ -175,5 +175,5 @@ def test_a_client_that_leaves_while_suspended_leaves_nothing_behind(lone: Lone) 
         assert_same(high, lone.urgent_alone())
     why = lone.daemon.melld("why", one["request"])
     assert (why.returncode, why.stderr) == (0, "")
-    assert "suspended on w0, tokens so far are kept: another request needs the room" in why.stdout
+    assert "suspended on w0, tokens so far are kept: another request needs the memory" in why.stdout
     assert f" preemptions, {lone.suspensions()} suspensions" in lone.daemon.melld("status").stdout

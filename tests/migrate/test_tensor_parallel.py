@@ -181,7 +181,7 @@ def test_a_rank_that_is_stopped_costs_its_worker_and_no_token(group: Group, told
         pid = group.pid(worker)
         os.kill(group.ranks(worker)[1], signal.SIGSTOP)
     group.operator.wait_gone(worker, pid)
-    group.daemon.wait_for(f"{worker} hangs, killing it: a rank of it was stopped (SIGSTOP) for {SILENCE_S:.0f} s")
+    group.daemon.wait_for(f"{worker} hung, killing it: one of its ranks was stopped (SIGSTOP) for {SILENCE_S:.0f} s")
     answers = {case: stream.result() for case, stream in streams.items()}
     assert {case: (answer.error, answer.choices[0].text) for case, answer in answers.items()} == {
         case: (None, told[case]) for case in answers

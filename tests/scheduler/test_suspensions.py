@@ -125,7 +125,7 @@ def test_the_log_and_why_tell_of_it() -> None:
     place = decision_record(0.0, e.PlaceRequest(Reason.ARRIVAL, RequestId("low200"), WorkerId("w0"), 200))
     stories = stories_of([*arrived, place, *(decision_record(1.0, command) for command in commands)])
     text = in_words(stories.story("low200"))
-    assert "suspended on w0, tokens so far are kept: another request needs the room" in text
+    assert "suspended on w0, tokens so far are kept: another request needs the memory" in text
 
 
 class Crowd(PolicyMachine):

@@ -118,7 +118,7 @@ def test_a_device_is_lent_under_load_and_breaks_no_stream(daemon: DaemonProcess,
             assert lent in daemon.melld("resume", "w1").stderr
             refused = subprocess.run(melld_run(daemon, "--", "true"), stderr=subprocess.PIPE, text=True, check=False)
             assert lent in refused.stderr
-            assert "without w0 none would serve" in refused.stderr
+            assert "without w0 no worker would be left in service" in refused.stderr
     operator.wait(lambda _: state_of(operator, "w1")["loan"] is None, 30)
     assert [stream.result() for stream in streams] == unmoved
     metrics = daemon.get("/metrics")
@@ -131,7 +131,7 @@ def test_the_last_worker_is_not_drained(daemon: DaemonProcess, operator: Operato
     assert daemon.melld("drain", "w0", "--wait").returncode == 0
     refused = daemon.melld("drain", "w1")
     assert refused.returncode == 1
-    assert "w1 is the last worker that takes requests (w0: drained)" in refused.stderr
+    assert "w1 is the last worker in service (w0: drained)" in refused.stderr
     assert state_of(operator, "w1")["state"] != "draining"
     assert Stream(daemon, body(1)).result().error is None
 
@@ -223,7 +223,7 @@ def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: Daem
 def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -> None:
     """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
     unknown = daemon.melld("drain", "w9")
-    assert (unknown.returncode, "there are: w0, w1" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "available: w0, w1" in unknown.stderr) == (1, True)
     assert daemon.melld("resume", "w9").returncode == 1
     assert daemon.melld("drain", "w0", "--deadline", "soon").returncode == 2
     for command in ("drain", "resume"):
@@ -256,4 +256,4 @@ def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
 def test_a_log_on_a_full_disk_is_one_warning(daemon: DaemonProcess, operator: Operator) -> None:
     """All of the above was served although not one decision could be written."""
     warnings = operator.status()["warnings"]
-    assert warnings == ["the decision log /dev/full ends here, serving goes on: No space left on device"]
+    assert warnings == ["the decision log /dev/full ends here; serving continues: No space left on device"]

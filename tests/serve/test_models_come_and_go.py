@@ -121,14 +121,14 @@ def test_settings_that_a_model_follows_cost_no_load(town: Town) -> None:
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ('{path = "/nowhere"}', "there is no directory"),
+        ('{path = "/nowhere"}', "no such directory"),
         ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing(town: Town, entry: str, why: str) -> None:
     """One line says why, as `melld check-config` does."""
     told = town.reload("demo", entry % town.demo if "%s" in entry else entry)
-    assert "reload refused" in told
+    assert "reload rejected" in told
     assert why in told
     assert town.names() == ["demo", "other"]
     checked = town.daemon.melld("check-config", str(town.file))
@@ -142,7 +142,7 @@ def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
     assert town.daemon.melld("load", path, "--name", "extra").stdout == "extra: loaded\n"
     town.reload("demo", "other")
     assert town.names() == ["demo", "other", "extra"]
-    assert "there is a model 'extra'" in town.daemon.melld("load", path, "--name", "extra").stderr
+    assert "model 'extra' already exists" in town.daemon.melld("load", path, "--name", "extra").stderr
     stream = Stream(town.daemon, {**LONG, "max_tokens": 4000, "model": "extra"})
     stream.wait_chunks(5)
     assert town.daemon.melld("unload", "extra", "--now").stdout == "extra: unloaded\n"

@@ -114,7 +114,7 @@ def test_a_disk_without_room_harms_nothing(pair: Pair) -> None:
     pid, limit = pair.daemon.status()["pid"], resource.RLIMIT_FSIZE
     before = resource.prlimit(pid, limit)
     resource.prlimit(pid, limit, (0, before[1]))
-    assert "cannot be left there: File too large" in pair.kept()
+    assert "cannot save stored responses there: File too large" in pair.kept()
     resource.prlimit(pid, limit, before)
 
 

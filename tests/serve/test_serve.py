@@ -196,7 +196,7 @@ class TestEnds:
         """So does a wrong path."""
         with DaemonProcess(tmp_path) as process:
             assert process.wait_end() == 2
-        assert process.lines == [f"melld serve: [model] path: {tmp_path} holds no config.json: {WHAT_A_MODEL_IS}"]
+        assert process.lines == [f"melld serve: [model] path: {tmp_path} has no config.json: {WHAT_A_MODEL_IS}"]
 
     def test_a_corrupt_model_ends_it_with_its_reason(self, demo_model: Path, tmp_path: Path) -> None:
         """Weights that cannot be read are named, and the exit code says failed."""
@@ -205,7 +205,7 @@ class TestEnds:
         (tmp_path / "model.safetensors").write_bytes(b"no weights")
         with DaemonProcess(tmp_path, "--device", "cpu:1") as process:
             assert process.wait_end() == 1
-        assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 could not start: ")
+        assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 failed to start: ")
 
     def test_a_taken_port_is_told_at_once(self, demo_model: Path) -> None:
         """Two daemons do not fight over a port."""

@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_loaded_harms_no_other(several: DaemonProcess) ->
     """Its callers hear why; operators see it in the list; the others are served."""
     answered = asked(several, model="damaged")
     assert answered.status == 503
-    assert "damaged could not be loaded: worker w2 on cpu:0 could not start" in answered.json()["error"]["message"]
+    assert "damaged could not be loaded: worker w2 on cpu:0 failed to start" in answered.json()["error"]["message"]
     assert int(answered.headers["retry-after"]) >= 1
     states = {card["id"]: card["status"] for card in json.loads(several.get("/v1/models"))["data"]}
     assert states.keys() == {"demo", "other", "gpt-4o", "damaged"}
@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_loaded_harms_no_other(several: DaemonProcess) ->
     listed = several.melld("models")
     assert listed.returncode == 0
     assert any(
-        "damaged" in line and "failed" in line and "could not start" in line for line in listed.stdout.splitlines()
+        "damaged" in line and "failed" in line and "failed to start" in line for line in listed.stdout.splitlines()
     )
     assert json.loads(several.get("/ready"))["status"] == "ready"
 
@@ -141,7 +141,7 @@ def test_an_operator_loads_and_unloads(several: DaemonProcess) -> None:
     assert re.fullmatch(r"not loaded \(operator\); wakes in about \d+\.\d s", why)
     refused = several.melld("unload", "demo")
     assert (refused.returncode, "demo is pinned" in refused.stderr) == (1, True)
-    assert "there is no model 'dmeo'" in several.melld("load", "dmeo").stderr
+    assert "no model 'dmeo'" in several.melld("load", "dmeo").stderr
 
 
 NAMES = ("demo", "other", "third")

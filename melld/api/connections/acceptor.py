@@ -82,7 +82,7 @@ class Acceptor:
         connection.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
-        except OSError as error:  # the client has left already
+        except OSError as error:  # the client disconnected already
             log.debug("connection lost while being accepted: %s", error)
             connection.close()
 

@@ -127,12 +127,12 @@ class Connection(web.RequestHandler):
             return
         self._wire_bytes = -1  # discard what still comes for a while, so that the answer is not lost
         self._lingering_time = LINGER_S / 4
-        self._body.set_exception(RequestPayloadError("its chunks hold next to no content"))
+        self._body.set_exception(RequestPayloadError("its chunks carry almost no content"))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send the response, unless nobody reads it; the next head may follow.
+        """Send the response, unless the client stopped reading; then accept the next request.
 
         What came behind a head that asks for another protocol, which it does not get, may be in that: it is dropped,
         and the connection closed, as behind a body that only the connection's end can frame.
@@ -202,10 +202,10 @@ class Connection(web.RequestHandler):
             answer = Answer(414, "the URL is too long", code="url_too_long")
         elif isinstance(exc, LineTooLong) or "Too many headers" in (message or ""):
             limits = f"{self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes"
-            answer = Answer(431, f"the request's head is larger than {limits}", code="headers_too_large")
+            answer = Answer(431, f"the request headers exceed {limits}", code="headers_too_large")
         elif status == 400:
             why = (message or "no reason known").partition("\n")[0].rstrip(":. ")[:200]
-            answer = Answer(400, f"the request is not HTTP/1.1 as it is served here: {why}", code="malformed_request")
+            answer = Answer(400, f"invalid or unsupported HTTP/1.1 request: {why}", code="malformed_request")
         else:
             log.error("a connection's handler failed", exc_info=exc)
             answer = Answer(500, "Internal server error", code="internal_error")
@@ -256,7 +256,7 @@ def framing_fault(request: web.BaseRequest) -> Answer | None:
         return None
     if request.version < HttpVersion11:
         return Answer(400, "HTTP/1.0 has no Transfer-Encoding", code="malformed_request")
-    return Answer(501, "the only Transfer-Encoding that is served is chunked", code="unsupported_transfer_encoding")
+    return Answer(501, "the only supported Transfer-Encoding is chunked", code="unsupported_transfer_encoding")
 
 
 def _last_answer(answer: Answer) -> web.Response:

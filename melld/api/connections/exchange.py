@@ -112,7 +112,7 @@ class Exchange:
         return response
 
     def preflight(self) -> web.Response | None:
-        """Return the answer to a browser that asks whether an allowed page may call; None for any other request."""
+        """Return the response to a CORS preflight from an allowed page; None for any other request."""
         head = preflight_head(self.request.method, self.request.headers, self._config)
         return None if head is None else self.whole(b"", 204, head, leaves_body=True)
 
@@ -132,17 +132,17 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._answers = Counter(
-            "melld_http_answers", "Requests answered, by route and status", ["route", "status"], registry=registry
+            "melld_http_answers", "Responses sent, by route and status", ["route", "status"], registry=registry
         )
-        self.in_flight = Gauge("melld_http_calls_in_flight", "Calls that wait for an engine", registry=registry)
+        self.in_flight = Gauge("melld_http_calls_in_flight", "Calls waiting for an engine", registry=registry)
         self.disconnects = Counter(
-            "melld_http_disconnects", "Clients that left before their answer was complete", registry=registry
+            "melld_http_disconnects", "Clients that disconnected before their response was complete", registry=registry
         )
         self.slow_readers = Counter(
-            "melld_http_slow_readers", "Streams ended because their client read nothing", registry=registry
+            "melld_http_slow_readers", "Streams ended because their client stopped reading", registry=registry
         )
         self.failed_streams = Counter(
-            "melld_http_failed_streams", "Streams that ended in an error event", registry=registry
+            "melld_http_failed_streams", "Streams that ended with an error event", registry=registry
         )
 
     def answered(self, route: str, status: int) -> None:

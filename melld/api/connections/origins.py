@@ -35,7 +35,7 @@ def answer_head(headers: Mapping[str, str], config: ServerConfig) -> dict[str, s
 
 
 def preflight_head(method: str, headers: Mapping[str, str], config: ServerConfig) -> dict[str, str] | None:
-    """Return what else a browser needs that asks before a call; None for any other request."""
+    """Return the headers of a CORS preflight response; None for any other request."""
     asks = method == "OPTIONS" and "Origin" in headers and "Access-Control-Request-Method" in headers
     if not asks or not is_allowed(headers, config):
         return None

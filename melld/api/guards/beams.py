@@ -48,11 +48,11 @@ def check_beams(request: BaseModel) -> None:
     for name, neutral in IGNORED.items():
         value = getattr(request, name, None)
         if value not in (*_NONE, *neutral) and not (name == "response_format" and _is_plain(value)):
-            raise bad(name, f"beam search does not take {name}: leave it out, or leave out use_beam_search")
+            raise bad(name, f"beam search does not support {name}: remove it or use_beam_search")
     if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
-        raise bad("tool_choice", "beam search cannot be made to call a tool: use tool_choice auto, or no beam search")
+        raise bad("tool_choice", "beam search cannot be forced to call a tool: use tool_choice auto, or no beam search")
     if any(tool.function.strict for tool in getattr(request, "tools", None) or ()):
-        raise bad("tools", "beam search cannot keep to the schemas of strict tools")
+        raise bad("tools", "beam search does not support the schemas of strict tools")
 
 
 def _is_plain(value: Any) -> bool:

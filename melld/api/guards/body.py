@@ -34,7 +34,7 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: 
     if request.content_type != media_type:
         raise Refusal(415, f"Content-Type must be {media_type}", code="unsupported_media_type")
     if request.headers.get("Content-Encoding", "").lower() not in ("", "identity"):
-        raise Refusal(415, "a body must not be compressed: leave out Content-Encoding", code="unsupported_encoding")
+        raise Refusal(415, "compressed bodies are not supported: remove Content-Encoding", code="unsupported_encoding")
     if (request.content_length or 0) > limits.max_body_bytes:
         raise _too_large(limits)
     try:
@@ -48,7 +48,7 @@ async def read_body(request: web.BaseRequest, limits: ServerConfig, media_type: 
             finally:
                 timer.cancel()
     except TimeoutError as error:
-        message = f"the body did not come within {limits.body_timeout_s:g} s"
+        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
         raise Refusal(408, message, code="request_timeout") from error
     except (web.RequestPayloadError, BadHttpMessage) as error:
         raise Refusal(400, f"the body cannot be read: {error}", code="malformed_body") from error
@@ -66,7 +66,7 @@ async def _read(request: web.BaseRequest, limits: ServerConfig) -> bytes:
 
 
 async def _let_go_on(request: web.BaseRequest) -> None:
-    """Answer a client (curl) that asks before it sends a large body, and waits a second for the answer."""
+    """Answer `Expect: 100-continue`, which curl sends before a large body and waits a second for."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # aiohttp would count this as part of the response.
@@ -92,7 +92,7 @@ async def parse_form(content_type: str, body: bytes) -> dict[str, Any]:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise Refusal(400, f"the form cannot be read: {error.message}", code="malformed_body") from error
+        raise Refusal(400, f"the form is invalid: {error.message}", code="malformed_body") from error
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name.endswith("[]"):
@@ -101,7 +101,7 @@ async def parse_form(content_type: str, body: bytes) -> dict[str, Any]:
             fields[name] = value
     file = fields.get("file")
     if not isinstance(file, UploadFile):
-        raise bad("file", "file holds the audio, with a file name")
+        raise bad("file", "file must contain the audio and have a file name")
     with file.file:
         return fields | {"file": UploadFile(io.BytesIO(file.file.read()))}
 

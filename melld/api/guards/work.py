@@ -24,7 +24,7 @@ MAX_CHARACTERS_IN_STRINGS = 100_000
 
 
 def check_work(request: BaseModel, limits: ServerConfig) -> None:
-    """Refuse a request that asks for more than one call may.
+    """Reject a request that exceeds the limits for one call.
 
     Raises:
         Refusal: 400, with the field as `param`.
@@ -44,7 +44,7 @@ def check_work(request: BaseModel, limits: ServerConfig) -> None:
             raise bad(name, f"{name} may hold at most {most} characters")
     text = _field(request, "prompt")
     if _field(request, "return_token_strs") and isinstance(text, str) and len(text) > MAX_CHARACTERS_IN_STRINGS:
-        raise bad("return_token_strs", f"return_token_strs is for at most {MAX_CHARACTERS_IN_STRINGS} characters")
+        raise bad("return_token_strs", f"return_token_strs is limited to {MAX_CHARACTERS_IN_STRINGS} characters")
 
 
 def _check_choices(request: BaseModel, limits: ServerConfig) -> None:
@@ -85,5 +85,5 @@ def _count_characters(value: Any) -> int:
 
 
 def _field(request: BaseModel, name: str) -> Any:
-    """Return a field that the model has, or None.  Unknown fields have no effect and may hold anything."""
+    """Return a field that the model has, or None.  Unknown fields have no effect and may contain anything."""
     return vars(request).get(name)

@@ -18,7 +18,7 @@ OURS = "melld1:"
 
 
 def is_kept_by_client(request: Any) -> bool:
-    """Return True if the client asks for thoughts to keep."""
+    """Return True if the client asks for reasoning it can keep."""
     return INCLUDE in (request.include or ())
 
 

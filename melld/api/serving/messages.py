@@ -63,7 +63,7 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
             Refusal: 400, vLLM would begin another turn.
         """
         if request.continue_final_message and self.online_renderer.use_harmony:
-            raise bad("messages", "this model cannot go on from an assistant's message: end with a user's")
+            raise bad("messages", "this model cannot continue an assistant message: end with a user message")
         return await super().render_chat_request(request)
 
     def _make_parser(self, request: ChatCompletionRequest, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Responses that say when they were cut, and keep to the tools that they are told to call.
+"""Responses that report truncation and enforce the tool choice.
 
 They know all of the conversation: calls and thoughts of the response before, and thoughts that the client has kept.
 """

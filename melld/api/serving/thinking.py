@@ -1,4 +1,4 @@
-"""What a request says of thinking, whether and how hard, in the words of several services.
+"""Reads whether and how hard a request wants the model to reason, in the terms of several services.
 
 Owns the switch: templates know it as `enable_thinking` (Qwen, GLM, Gemma) or `thinking` (DeepSeek, Granite, Kimi), and
 clients set either, a `thinking` object (Anthropic, DeepSeek, GLM), or an effort.

@@ -19,7 +19,7 @@ _LAST, _DETAILS = '"choices":[]', '"prompt_tokens_details":{'
 
 
 class CountedCompletions(Completions):
-    """Completions that count the cached tokens of all prompts, and no token that nobody asked for."""
+    """Completions that count the cached tokens of all prompts, and no token for prompts that are only scored."""
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], request: CompletionRequest, *arguments: Any

@@ -21,17 +21,17 @@ AGAIN_S = 0.2
 
 
 class NotLent(Exception):
-    """There is no loan; the text says why."""
+    """No loan was made; the text says why."""
 
 
 def say(text: str) -> None:
-    """Tell the user, beside what the program prints."""
+    """Print a message for the user, next to the program's own output."""
     with contextlib.suppress(OSError):  # standard error is closed
         print(f"melld run: {text}", file=sys.stderr, flush=True)
 
 
 def wait_lent(answer: OpenAnswer) -> Loan:
-    """Wait until devices are lent, and say what is waited for; else close the connection.
+    """Wait until devices are lent, showing progress; close the connection on failure.
 
     Raises:
         NotLent: none were.
@@ -51,7 +51,7 @@ def wait_lent(answer: OpenAnswer) -> Loan:
                 case LoanStep.WAITING:
                     text = f"waiting: {loan.reason}"
                 case LoanStep.EMPTYING:
-                    text = f"draining {', '.join(loan.workers)} of requests: {loan.left} left, {loan.moved} moved"
+                    text = f"draining {', '.join(loan.workers)}: {loan.left} left, {loan.moved} moved"
             if text != told:
                 say(text)
             told = text
@@ -59,7 +59,7 @@ def wait_lent(answer: OpenAnswer) -> Loan:
 
 
 class LoanHolder:
-    """Keeps the loan's connection, and asks the next daemon for the same devices if it breaks."""
+    """Keeps the loan's connection, and reclaims the devices from the next daemon if it breaks."""
 
     def __init__(self, client: ControlClient, asked: Lend, answer: OpenAnswer, devices: Sequence[str]) -> None:
         self._client = client

@@ -49,7 +49,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str], on_begun
 
 
 def _become_program(libc: ctypes.CDLL, parent: int, mask: set[int | signal.Signals]) -> None:
-    """End with this process, which has the loan: whoever kills it gives the device back.  Runs in the child."""
+    """Die together with the parent, which holds the loan: killing it returns the device.  Runs in the child."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)

@@ -71,14 +71,14 @@ def _policies(arguments: argparse.Namespace) -> list[str]:
         if name not in ALL_POLICIES:
             raise ConfigError("--policy", f"{name!r} is not one of {', '.join(ALL_POLICIES)}")
     if arguments.decision_log is not None and len(names) > 1:
-        raise ConfigError("--decision-log", "one log holds one policy's decisions: name one --policy")
+        raise ConfigError("--decision-log", "a log holds the decisions of one policy: give one --policy")
     return list(dict.fromkeys(names))
 
 
 def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
     sized = arguments.capacity_bytes is not None
     if sized != (arguments.bytes_per_token is not None):
-        raise ConfigError("--capacity-bytes", "needs --bytes-per-token, and the other way round")
+        raise ConfigError("--capacity-bytes", "requires --bytes-per-token, and vice versa")
     if sized and (arguments.model or arguments.gpu):
         raise ConfigError("--capacity-bytes", "cannot be combined with --model and --gpu")
     model, card = model_by_name(arguments.model or "llama-2-13b"), card_by_name(arguments.gpu or "a100-40g")
@@ -110,11 +110,11 @@ def _settings(arguments: argparse.Namespace) -> SimulatorSettings:
 def _link(arguments: argparse.Namespace) -> LinkSettings | None:
     machines, rate, between_rate = arguments.machines, arguments.link_rate, arguments.machine_link_rate
     if machines is not None and (rate is None or arguments.gpus is None or arguments.gpus % machines):
-        raise ConfigError("--machines", "needs --link-rate, and --gpus as a multiple of it")
+        raise ConfigError("--machines", "requires --link-rate, and --gpus as a multiple of it")
     if machines is None and (between_rate is not None or arguments.lose_machine_s is not None):
         raise ConfigError("--machine-link-rate" if between_rate else "--lose-machine-s", "needs --machines")
     if machines == 1 and arguments.lose_machine_s is not None:
-        raise ConfigError("--lose-machine-s", "needs --machines of 2 or more: nothing would be left")
+        raise ConfigError("--lose-machine-s", "requires --machines of 2 or more: otherwise nothing would be left")
     if rate is None:
         return None
     if between_rate is None:
@@ -136,12 +136,12 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     lengths = None if arguments.lengths is None else workloads.parse_lengths(arguments.lengths)
     if arguments.poisson is not None:
         if lengths is None or arguments.seconds == math.inf:
-            raise ConfigError("--poisson", "needs --lengths and --seconds")
+            raise ConfigError("--poisson", "requires --lengths and --seconds")
         if arguments.rate is not None:
             raise ConfigError("--rate", "is for --trace")
         made = workloads.gamma(arguments.poisson, arguments.variation, arguments.seconds, lengths, chance)
         if not len(made):
-            raise ConfigError("--seconds", "no request arrives in this time: make it longer")
+            raise ConfigError("--seconds", "no request arrives in this time: increase it")
         return made.scaled(arguments.length_factor)
     trace = workloads.read_trace(arguments.trace)
     if arguments.rate is not None and len(trace):
@@ -150,7 +150,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         trace = trace.with_lengths(lengths, chance)
     trace = trace.until(arguments.seconds)
     if not len(trace):
-        raise ConfigError("--seconds", "no request of the trace is left: make it longer")
+        raise ConfigError("--seconds", "no request of the trace arrives in this time: increase it")
     return trace.scaled(arguments.length_factor)
 
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wait = "wait until it is drained (Ctrl-C stops waiting, not the drain)"
     add_flag(parser, "--wait", wait, action="store_true")
     late = "after S seconds, recompute the remaining requests on other workers; they queue if none has "
-    late += "room (default: no deadline)"
+    late += "free (default: no deadline)"
     seconds = number_that("must not be below zero", lambda value: 0 <= value < math.inf)
     add_flag(parser, "--deadline S", late, type=seconds)
     describe(
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "interrupting their streams.  Then its process exits, and its device stays free until `melld resume`.",
         "drained (without --wait: drain started)",
         "not drained (for example, the last worker)",
-        "the report as JSON",
+        "print the report as JSON",
     )
 
 

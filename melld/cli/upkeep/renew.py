@@ -1,6 +1,6 @@
 """`melld renew`: replace the daemon by another, of newer code or settings, without the loss of a stream.
 
-Owns the wording and the exit code.  The renewal hangs on this process until the new daemon takes requests.
+Owns the wording and the exit code.  The renewal hangs on this process until the new daemon is serving.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What two daemons say to each other while one takes over from the other.
+"""The messages between two daemons while one takes over from the other.
 
 Owns the messages and their way: a packet each, with descriptors beside it.
 """
@@ -46,7 +46,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stops(msgspec.Struct, frozen=True, tag=True):
-    """New to old: it has been told to stop, which is meant for both."""
+    """New to old: told to stop; this applies to both daemons."""
 
 
 class Given(msgspec.Struct, frozen=True, tag=True):
@@ -64,13 +64,13 @@ class CalledOff(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """Old to new: so many calls are still to end there."""
+    """Old to new: number of calls still running there."""
 
     calls: int
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """Old to new, last: an operator wants to have these devices kept free."""
+    """Old to new, last: devices that an operator wants kept free."""
 
     drained: tuple[str, ...]
 
@@ -93,7 +93,7 @@ def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
 
 
 def say(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send a message, unless the other side has gone."""
+    """Send a message, unless the other side is gone."""
     with contextlib.suppress(OSError):  # its end is noticed by reading
         socket.send_fds(end, [msgspec.json.encode(message)], descriptors)
 
@@ -123,7 +123,7 @@ class Channel:
         self._loop.add_reader(end, self._read)
 
     def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, unless the other side has gone."""
+        """Send a message, unless the other side is gone."""
         say(self._end, message, descriptors)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from melld.errors import IllegalTransition
 
 
 class Old(enum.StrEnum):
-    """The state of the daemon that is to be replaced."""
+    """The state of the daemon being replaced."""
 
     SERVING = "serving"  # as if nothing had been asked
     PREPARING = "preparing"  # the new one reads its settings and imports

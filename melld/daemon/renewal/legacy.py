@@ -1,4 +1,4 @@
-"""What one daemon leaves to the next in a file: stored responses, and the stories of requests that have ended.
+"""The handover file: stored responses and the stories of finished requests, for the next daemon.
 
 Owns the file: its mode is 0600, as clients' texts are in it, and whoever reads it removes it.  What may be kept is
 bounded by those who keep it.
@@ -29,7 +29,7 @@ class Legacy(msgspec.Struct, frozen=True):
 
 
 def leave(directory: Path, legacy: Legacy) -> None:
-    """Write the file, in place of an earlier one that nobody has read.
+    """Write the file, replacing an earlier unread one.
 
     Raises:
         NotLeft: that cannot be done; an earlier one stays.
@@ -45,7 +45,7 @@ def leave(directory: Path, legacy: Legacy) -> None:
         finally:
             half.unlink(missing_ok=True)
     except OSError as error:
-        raise NotLeft(f"{path}: stored responses cannot be left there: {error.strerror}") from error
+        raise NotLeft(f"{path}: cannot save stored responses there: {error.strerror}") from error
 
 
 def take(directory: Path) -> Legacy:

@@ -57,7 +57,7 @@ class NewSide:
         match received:
             case (wire.Inherited() as inherited, descriptors):
                 return cls(end, inherited, descriptors)
-        raise CalledOff("the daemon that was to be replaced has ended")
+        raise CalledOff("the daemon to be replaced has exited")
 
     def control_socket(self, directory: Path) -> ControlSocket | None:
         """Return the other's locked control socket, which is shared from now on; None if ours is to be elsewhere."""
@@ -165,7 +165,7 @@ class NewSide:
                     self._accept.set_result(None)
             case Command.END:
                 if not self._accept.done():
-                    self._accept.set_exception(CalledOff("the renewal is called off: the old daemon serves on"))
+                    self._accept.set_exception(CalledOff("renewal cancelled: the old daemon keeps serving"))
                     self._accept.exception()  # it may be that nobody waits for it yet
                 self._stop()
 
@@ -192,5 +192,5 @@ class NewSide:
         task.add_done_callback(self._tasks.discard)
 
     def _tell(self, calls: str = "") -> None:
-        does = "this daemon takes over from" if self.state is not New.SERVING else "this daemon has taken over from"
+        does = "this daemon is taking over from" if self.state is not New.SERVING else "this daemon has taken over from"
         self._condition.renewal = f"{does} pid {self.inherited.pid}{calls}"

@@ -1,4 +1,4 @@
-"""The side of a renewal that is to be replaced: starts the new daemon, and gives it all, piece by piece.
+"""The old daemon's side of a renewal: starts the new daemon and hands everything over, piece by piece.
 
 Owns the new daemon's process and this daemon's part of the channel.  `handover` decides.
 """
@@ -25,7 +25,6 @@ from melld.daemon.renewal.legacy import NotLeft
 from melld.daemon.settings import Settings
 from melld.daemon.systemd import Notifier
 from melld.daemon.watch import Condition
-from melld.driver.drain import DrainState
 from melld.driver.lendable import NeverLent, NothingToLend
 from melld.driver.loans import all_answered
 
@@ -104,18 +103,20 @@ class OldSide:
         calls = self._daemon.admission.in_flight
         match self.state:
             case Old.SERVING:
-                return Renewal(step=RenewalStep.KEPT, pid=self.pid, told=self._reason or "it has ended: see the log")
+                return Renewal(step=RenewalStep.KEPT, pid=self.pid, told=self._reason or "it has exited: see the log")
             case Old.HANDED_OVER | Old.ENDED:
-                told = f"pid {self.pid} takes requests; pid {os.getpid()} ends with its {calls} calls"
+                told = f"pid {self.pid} is serving; pid {os.getpid()} exits after its {calls} calls"
                 return Renewal(step=RenewalStep.RENEWED, pid=self.pid, told=told)
             case Old.CLOSED:
                 drain_s = self._daemon.settings.config.server.drain_s
-                told = f"no other device is left: new requests wait until {calls} calls end (at most {drain_s:g} s)"
+                told = (
+                    f"no second device is available: new requests wait until {calls} calls end (at most {drain_s:g} s)"
+                )
                 told += f" and pid {self.pid} has loaded"
             case Old.GIVING:
-                told = f"a device is emptied for pid {self.pid}, which loads there"
+                told = f"draining a device for pid {self.pid} to load on"
             case _:
-                told = f"pid {self.pid} reads its settings and imports"
+                told = f"pid {self.pid} is reading its settings and importing"
         return Renewal(step=RenewalStep.UNDER_WAY, pid=self.pid, told=told)
 
     def happen(self, event: Event) -> None:
@@ -137,7 +138,7 @@ class OldSide:
         self.news.set()
         self._daemon.condition.renewal = "" if self.state is Old.SERVING else renewal.told
         if self.state is Old.SERVING:
-            log.error("not renewed, serving on: %s", renewal.told)
+            log.error("renewal failed, the old daemon keeps serving: %s", renewal.told)
         else:
             log.info("renewal %s: %s", self.state, renewal.told)
         if self.state is Old.SERVING:
@@ -154,7 +155,7 @@ class OldSide:
         match message:
             case wire.Wants():
                 if self.state is Old.CLOSED:
-                    self._reason = "its workers need more devices than can be given"
+                    self._reason = "its workers need more devices than are available"
                 self.happen(Event.WANTS)
             case wire.Serves():
                 self.happen(Event.SERVES)
@@ -234,7 +235,7 @@ class OldSide:
         admission = self._daemon.admission
         limit_s = self._daemon.settings.config.server.drain_s
         if self.state is Old.CLOSED and not await admission.wait_idle(limit_s):
-            log.warning("renewal: ending %d calls that have not ended in time", admission.abort())
+            log.warning("renewal: ending %d calls that did not finish in time", admission.abort())
             await admission.wait_idle(None)
         while not await admission.wait_idle(LOOK_S):
             self._channel.say(wire.Left(admission.in_flight))
@@ -267,7 +268,7 @@ class OldSide:
             one.close()
 
     async def _open(self) -> None:
-        """Serve as if nothing had been asked."""
+        """Return to normal service."""
         daemon = self._daemon
         daemon.admission.reopen()
         daemon.entrance.open()
@@ -282,6 +283,6 @@ class OldSide:
             task.cancel()
         drains = self._daemon.models[0].parts.driver.drains.by_worker.values()
         places = self._daemon.models[0].parts.fleet.places
-        kept = [one.worker for one in drains if one.loan is None and one.state is DrainState.DRAINED]
+        kept = [one.worker for one in drains if one.loan is None and one.is_over]
         self._channel.say(wire.Gone(tuple(device for worker in kept for device in places[worker].slot.devices)))
         self._channel.close()

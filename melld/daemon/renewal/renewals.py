@@ -41,7 +41,7 @@ class Renewals:
         return self.current is not None
 
     async def renew(self, _asked: Renew, call: OpenCall) -> None:
-        """Replace this daemon, and tell the operator how far that is, until another takes requests or this one does.
+        """Replace this daemon, reporting progress to the operator, until either daemon serves.
 
         Raises:
             NotRenewed: it cannot be replaced now.
@@ -50,12 +50,12 @@ class Renewals:
         if self._daemon.condition.state is not DaemonState.READY:
             raise NotRenewed(f"the daemon is {self._daemon.condition.state}: try again once it is ready")
         if self.current is not None:
-            raise NotRenewed(f"it is being renewed already: {self.current.told().told}")
+            raise NotRenewed(f"a renewal is already in progress: {self.current.told().told}")
         if (reason := self._daemon.why_not_renewed()) is not None:
             raise NotRenewed(reason)
         await self._daemon.leave()
         if self.current is not None:  # meanwhile
-            raise NotRenewed(f"it is being renewed already: {self.current.told().told}")
+            raise NotRenewed(f"a renewal is already in progress: {self.current.told().told}")
         self.current = side = OldSide(self._daemon, self._over)
         try:
             while True:

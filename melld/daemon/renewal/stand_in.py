@@ -1,4 +1,4 @@
-"""What is left of the first daemon where no service manager can be told of the next: a process of a few megabytes.
+"""The small process that stands in for the first daemon where no service manager can be notified of the next.
 
 Owns that a terminal, a container or a supervisor sees one process for as long as any daemon serves: it passes signals
 on, and ends as the last one does.  Run by itself, with the standard library alone.

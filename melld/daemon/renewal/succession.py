@@ -83,7 +83,7 @@ class Succession:
         return self.control
 
     def begin(self, models: Sequence[ServedModel], notifier: Notifier, feed: Callable[[bool], Any]) -> None:
-        """Take the daemon's parts; hold the workers back until the predecessor gives their devices.
+        """Take the daemon's parts; hold workers back until the predecessor hands over their devices.
 
         Raises:
             ConfigError: this daemon cannot take over from another.
@@ -97,15 +97,17 @@ class Succession:
     def why_not_renewed(self) -> str | None:
         """Say why another cannot take over from this daemon now; None if one can."""
         if self.before is not None and not self.before.is_alone:
-            return f"pid {self.before.inherited.pid}, which this daemon has taken over from, still ends its calls"
+            return (
+                f"pid {self.before.inherited.pid}, which this daemon has taken over from, is still finishing its calls"
+            )
         return self._why_never_renewed()
 
     def _why_never_renewed(self) -> str | None:
         """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
-            return "a cluster's devices are Ray's to give, so its daemon is restarted, not renewed"
+            return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
         if len(self.models) > 1:
-            return "several models share the devices, so their daemon is restarted, not renewed"
+            return "several models share the devices: restart the daemon instead of renewing it"
         return None
 
     def prepared(self) -> None:
@@ -158,5 +160,5 @@ class Succession:
 
     @property
     def needs_stand_in(self) -> bool:
-        """Return whether another daemon serves on, and nobody who waits for this one's end knows."""
+        """Return True if another daemon keeps serving and whoever waits for this process cannot know."""
         return self.renewals.is_handed_over and not (self.has_stand_in or self.notifier.has_manager)

@@ -13,7 +13,7 @@ from melld.landlord.instance import UNLOADED, Instance, InstanceState
 
 
 class Departures:
-    """The models that leave.  `hear` takes what is to be told to the Landlord; `forget` forgets one that has left."""
+    """Models being removed.  `hear` takes events for the Landlord; `forget` drops a model once it is gone."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Departures:
 
         Those that wait for its load, or for a place, are refused.
         """
-        tenant.model.failed("it was removed from the configuration", 0.0)
+        tenant.model.failed("removed from the configuration", 0.0)
         tenant.leaves = asyncio.get_running_loop().create_future()
         await tenant.leaves
 

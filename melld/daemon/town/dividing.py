@@ -1,4 +1,4 @@
-"""How GPUs are divided among models if the configuration does not say.
+"""Divides GPUs among models if the configuration does not.
 
 Owns which models can lend.  `landlord.division` has the arithmetic.
 """
@@ -16,7 +16,7 @@ from melld.landlord.division import Division, divide
 
 
 def lacks_sizes(config: Config) -> bool:
-    """Return True if a model is to share GPUs, and its configuration does not say how much KV memory it has there."""
+    """Return True if a model shares GPUs without a configured amount of KV memory."""
     return any(model.vllm_option("kv_cache_memory_bytes") is None for model in config.served)
 
 
@@ -40,7 +40,7 @@ def division_of(config: Config, gpus: Sequence[Device], *, lends: bool) -> Divis
     division = divide(memory, held, lends=lends and not any(given.values()) and not config.idle.cached_bytes)
     if not division.together:
         told = ", ".join(f"{size / 2**20:,.0f}" for size in sorted(held))
-        why = f"no model leaves room for KV memory on a GPU of {memory / 2**20:,.0f} MiB: they take {told} MiB"
+        why = f"no model leaves room for KV memory on a GPU with {memory / 2**20:,.0f} MiB: they take {told} MiB"
         raise ConfigError("[[models]]", why)
     return division
 

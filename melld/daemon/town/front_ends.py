@@ -12,7 +12,7 @@ from melld.daemon.model import ServedModel
 
 
 class FrontEnds:
-    """Makes the front end of each model that has been loaded, once.  `do` runs a task, and tells why it has failed.
+    """Creates the front end of each loaded model once.  `do` runs a task and reports why it failed.
 
     `open_model` does it; None until calls can be served.
     """
@@ -33,4 +33,4 @@ class FrontEnds:
     def _opened(self, model: ServedModel, task: asyncio.Task[None]) -> None:
         self._opening.discard(model)
         if not task.cancelled() and (error := task.exception()) is not None:
-            model.failed(f"its front end could not be made: {error}", 0.0)
+            model.failed(f"its front end could not be created: {error}", 0.0)

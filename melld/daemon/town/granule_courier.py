@@ -22,7 +22,7 @@ log = logging.getLogger("melld.landlord")
 
 
 class GranuleCourier:
-    """The granules of all devices.  `hear` takes what is to be told to the Landlord."""
+    """The granules of all devices.  `hear` takes events for the Landlord."""
 
     def __init__(self, clock: Callable[[], float], hear: Callable[[e.AnyLandlordEvent], None]) -> None:
         self.arenas: Mapping[DeviceName, AnyArena] = {}

@@ -1,4 +1,4 @@
-"""The Landlord at work: tells it what happens to the models of one daemon, and carries out its commands.
+"""The Landlord's shell: feeds it the events of one daemon's models, and carries out its commands.
 
 Has tenants only where several models share devices.  Decides nothing: `melld.landlord` does.
 
@@ -65,7 +65,7 @@ class LandlordShell:
     def take_over(
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
-        """Begin to own the workers of these models, which were made for it; `declared` says what there is."""
+        """Take ownership of these models' workers; `declared` lists what exists."""
         self.courier.arenas = {**self.courier.arenas, **arenas}
         for tenant in tenants:
             self.tenants[tenant.key] = tenant
@@ -224,7 +224,7 @@ class LandlordShell:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("dividing memory among the models failed", exc_info=error)
+            log.error("dividing memory between models failed", exc_info=error)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class LandlordShell:
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
-                log.info("%s: %s dozes (%s)", worker, tenant.name, command.why)
+                log.info("%s: %s is dozing (%s)", worker, tenant.name, command.why)
                 tenant.fleet.doze(worker)
             case e.StopDozing():
                 tenant.fleet.supervisor.stop_dozing(worker)
@@ -263,7 +263,7 @@ class LandlordShell:
         dozes = tenant.fleet.places[worker].life.state is State.DOZING
         log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
-            why = tenant.fleet.places[worker].life.obstacle or "an operator keeps it out of service"
+            why = tenant.fleet.places[worker].life.obstacle or "an operator took it out of service"
             self.first.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
@@ -286,7 +286,7 @@ class LandlordShell:
         tenant = self.tenants[model.key]
         instances = [self.landlord.instances[worker] for worker in tenant.fleet.places]
         if any(one.state in (InstanceState.LOADING, InstanceState.CLEARING) for one in instances):
-            raise NotUnloaded(f"{model.name} is being loaded: try again when it is")
+            raise NotUnloaded(f"{model.name} is still loading: try again once it is loaded")
         there = [one.id for one in instances if one.state in ON_DEVICE | {InstanceState.DOZING}]
         gone = [self._leaving.setdefault(worker, asyncio.get_running_loop().create_future()) for worker in there]
         for worker in there:

@@ -59,13 +59,13 @@ class Letting:
         return f"each GPU: {courier.division.in_words(len(models))}" if says_nothing else ""
 
     def check_adoption(self, config: Config, alone: ServedModel) -> None:
-        """Refuse others beside a model that was alone if they can never share its devices.
+        """Reject further models if they can never share the devices of the first.
 
         Raises:
             ConfigError: with the reason.
         """
         if any(len(place.slot.devices) > 1 for place in alone.parts.fleet.places.values()):
-            raise ConfigError("[[models]]", f"several devices make a worker of {alone.name}: it must be the only one")
+            raise ConfigError("[[models]]", f"workers of {alone.name}: it must be the only one")
         if self._must_divide(config):
             division_of(config, self._gpus, lends=False)
 
@@ -91,8 +91,6 @@ class Letting:
         for place, slot in zip(fleet.places.values(), slots, strict=True):
             place.slot = slot
         self.let_in(alone, vllm_config, lends=False)
-        alone.parts.idle.never_stop()
-        fleet.let_to(landlord)
         for worker, ready in fleet.ready.items():
             landlord.worker_ready(worker, ready)
 
@@ -111,6 +109,8 @@ class Letting:
         displaces = not landlord.courier.division.lent_bytes
         tenant = Tenant(model, told.block_bytes, lends=bool(arenas), displaces=displaces)
         landlord.take_over([told, *instances], [tenant], {})
+        model.parts.idle.never_stop()
+        model.parts.fleet.let_to(landlord)
 
     def follow(self, model: ServedModel, vllm_config: Any) -> None:
         """Tell the Landlord the new settings of a model that it knows."""

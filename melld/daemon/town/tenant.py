@@ -49,7 +49,7 @@ class Tenant:
     # -- what the model does -----------------------------------------------------------------------------------------
 
     def heard(self, event: events.AnyEvent) -> None:
-        """Count what the event says about the model's requests."""
+        """Update the counters from an event about the model's requests."""
         match event:
             case events.RequestArrived():
                 self._count(arrivals=1)
@@ -88,7 +88,7 @@ class Tenant:
         }
 
     def refuse_what_never_fits(self, declared: DeclaredModel) -> None:
-        """End the requests that are too large beside pinned models; refuse the callers of a model that is."""
+        """End requests that can never fit next to pinned models; reject calls to a model that cannot."""
         for name, kv_bytes in self._unplaced().items():
             if self.lends and kv_bytes > declared.most_bytes:
                 self.fleet.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
@@ -121,7 +121,7 @@ class Tenant:
     # -- what its scheduler is told ----------------------------------------------------------------------------------
 
     def measured(self, ready: wire.WorkerReady) -> int:
-        """Return what the worker holds beside the arena; 0: not measured, or of no matter."""
+        """Return the memory the worker holds besides the arena; 0: not measured, or irrelevant."""
         if self.lends and ready.arena_failure:
             if ready.geometry.keeps_kv:
                 log.warning("%s does not share KV memory with other models: %s", self.name, ready.arena_failure)
@@ -131,14 +131,14 @@ class Tenant:
         return ready.resident_bytes + own_bytes if ready.resident_bytes and self._displaces else 0
 
     def note_ready(self, ready: wire.WorkerReady, most_bytes: int) -> None:
-        """Note what a worker of the model offers; with lending it may hold `most_bytes` at most."""
+        """Record a worker's offer; with lending it may hold at most `most_bytes`."""
         capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
         if self.lends:
             capacity_bytes = min(capacity_bytes, most_bytes)
         self._offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes)
 
     def tell(self, offer: OfferCapacity) -> None:
-        """Tell the model's scheduler what a worker may hold, and in what time it would serve.
+        """Tell the model's scheduler a worker's capacity and how soon it could serve.
 
         Before the model's first load there is no request to place, and what a worker offers is not known.
         """

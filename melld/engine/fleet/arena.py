@@ -34,7 +34,7 @@ class GpuArena:
         )
 
     async def scrub(self, granules: Iterable[int]) -> None:
-        """Do nothing: whoever is granted these granules zeroes them, as this process has no CUDA context."""
+        """Do nothing: the worker that is granted these granules zeroes them, as this process has no CUDA context."""
 
     def close(self) -> None:
         """Close the descriptors; workers that have the memory mapped keep it until they end."""
@@ -62,7 +62,7 @@ class Arena:
         return os.fstat(self._file).st_blocks * 512
 
     async def scrub(self, granules: Iterable[int]) -> None:
-        """Free the memory of these granules, which nobody uses: they then read as zeros."""
+        """Free the memory of these unused granules; they then read as zeros."""
         await asyncio.to_thread(self._scrub, sorted(granules))
 
     def _scrub(self, granules: list[int]) -> None:

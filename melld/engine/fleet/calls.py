@@ -16,7 +16,7 @@ class WorkerLost(RuntimeError):
     """The worker has ended before it answered."""
 
     def __init__(self, worker: WorkerId) -> None:
-        super().__init__(f"{worker} ended before it answered")
+        super().__init__(f"{worker} exited before it replied")
 
 
 class Calls:
@@ -38,7 +38,7 @@ class Calls:
         return await asyncio.wait_for(self.begin(worker, make), deadline_s)
 
     def answered(self, call: int, result: Any, error: str | None = None) -> bool:
-        """Pass a worker's answer to its caller; return False if nobody waits for it."""
+        """Pass a worker's reply to its caller; return False if none is waiting."""
         _, future = self._futures.pop(call, (None, None))
         if future is None or future.done():
             return False

@@ -69,7 +69,7 @@ class Execution:
                 self._begin(place)
             case Do.DOZE if process is not None:
                 process.send(wire.Doze())
-                late = wire.Dozed(failure=f"no answer for {DOZE_DEADLINE_S:g} s")
+                late = wire.Dozed(failure=f"no reply for {DOZE_DEADLINE_S:g} s")
                 self.later(place, DOZE_DEADLINE_S, partial(self._listener.said, place, late, []))
             case Do.END | Do.KILL if process is not None:
                 self._own(place, _end(process, do))
@@ -121,7 +121,7 @@ class Execution:
         try:
             place.process = WorkerProcess(place.slot.spec, self.hosts[place.slot.worker], *hear, self._intake)
         except OSError as error:  # out of file descriptors or memory: that may pass
-            self._ended(place, WorkerEnded(place.slot.worker, f"no process could be started: {error}", expected=False))
+            self._ended(place, WorkerEnded(place.slot.worker, f"cannot start a process: {error}", expected=False))
 
     def _ended(self, place: Place, ended: WorkerEnded) -> None:
         place.process = None

@@ -15,7 +15,7 @@ class WorkerStartFailed(MelldError):
     """No worker could be started with the daemon; this is the first failure."""
 
     def __init__(self, worker: str, device: str, reason: str) -> None:
-        super().__init__(f"worker {worker} on {device} could not start: {reason}")
+        super().__init__(f"worker {worker} on {device} failed to start: {reason}")
         self.worker = worker
         self.device = device
         self.reason = reason
@@ -31,12 +31,12 @@ class NothingFits(MelldError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no model fits on any device with the least KV memory: allow more in [devices], or serve smaller models"
+            "no model fits on any device, even with minimal KV memory: allow more in [devices], or serve smaller models"
         )
 
 
 class FirstLoads:
-    """The first loads of some workers, each told of as it begins and as it ends."""
+    """The first loads of some workers, with a report as each starts and ends."""
 
     def __init__(self) -> None:
         self.begun: set[WorkerId] = set()

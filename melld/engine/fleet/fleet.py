@@ -57,11 +57,10 @@ class Fleet:
         health: HealthConfig | None = None,
         itl_target_s: float | None = None,
         is_prefix_aware: bool = False,
-        owner: WorkerOwner | None = None,
     ) -> None:
         intake = Intake()
         self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
-        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), owner, intake)
+        self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.start_worker = self.supervisor.start_worker
         self.sleep = self.supervisor.sleep
@@ -74,7 +73,7 @@ class Fleet:
         """What the worker that was ready last has said of its engine; it may have ended since."""
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
-        self.lending = Lending(self.send, owner)
+        self.lending = Lending(self.send)
         self.grant = self.lending.grant
         self.take = self.lending.take
         self.workers = self.reports.workers
@@ -171,7 +170,7 @@ class Fleet:
         self._notices.tell_all(self.places[worker].introduce(offer, self._clock()))
 
     def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
-        """Tell the scheduler what an owned worker may hold now, and in what time it would serve."""
+        """Tell the scheduler an owned worker's current capacity and how soon it could serve."""
         self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
 
     def let_to(self, owner: WorkerOwner) -> None:
@@ -181,7 +180,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
-        """Lose these workers, with their machine, as one event: the block tells of the end of each process.
+        """Lose these workers together with their machine, as one event; the block reports each process's end.
 
         None is started before `supervisor.bring_back`.
         """
@@ -279,7 +278,7 @@ class Fleet:
             self.outputs.put_step(worker, outputs)
 
     def _rejected(self, worker: WorkerId, rejected: wire.RequestRejected) -> None:
-        """Fail the request, unless it has left the worker since that placement and goes on elsewhere."""
+        """Fail the request, unless it has since left the worker and continues elsewhere."""
         live = self.reports.owned(RequestId(rejected.request), worker)
         if live is not None and live.cause == rejected.cause:
             told = worker, rejected.request, rejected.cause, rejected.reason

@@ -49,7 +49,7 @@ class HungWorkers:
             except Exception as error:  # noqa: BLE001  the boundary of one worker: the others are not left alone
                 failed.append(error)
         if failed:
-            raise ExceptionGroup("workers could not be looked at", failed)
+            raise ExceptionGroup("cannot inspect workers", failed)
 
     def _look_at(self, place: Place) -> None:
         process = place.process
@@ -76,9 +76,9 @@ class HungWorkers:
         if place.unanswered >= self._allowed and is_idle:
             _kill(place, process, f"no ping reply for {self._health.ping_timeout_s:.0f} s")
         elif place.unanswered >= max(self._allowed, self._health.step_timeout_s / self.interval_s):
-            _kill(place, process, f"it computes, but sent no ping reply for {self._health.step_timeout_s:.0f} s")
+            _kill(place, process, f"computing, but no ping reply for {self._health.step_timeout_s:.0f} s")
         elif has_ranks and seen.stopped_looks >= self._allowed:
-            _kill(place, process, f"a rank of it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s")
+            _kill(place, process, f"one of its ranks was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s")
         else:
             place.unanswered += 1
             process.send(wire.Ping(time.monotonic()))
@@ -86,12 +86,12 @@ class HungWorkers:
     def _why_loads_no_more(self, process: WorkerProcess) -> str:
         seen, doing = process.look("all"), process.doing or "starting"
         if seen.stopped_looks >= self._allowed:
-            return f"it was stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s while {doing}"
+            return f"stopped (SIGSTOP) for {self._health.ping_timeout_s:.0f} s while {doing}"
         if seen.idle_looks * self.interval_s >= self._health.load_stall_s:
-            return f"it computed and read nothing for {self._health.load_stall_s:.0f} s while {doing}"
+            return f"computed and read nothing for {self._health.load_stall_s:.0f} s while {doing}"
         return ""
 
 
 def _kill(place: Place, process: WorkerProcess, why: str) -> None:
-    log.error("%s hangs, killing it: %s", place.slot.worker, why)
+    log.error("%s hung, killing it: %s", place.slot.worker, why)
     process.kill(why)

@@ -24,11 +24,11 @@ class TakeFailed(MelldError):
     """The worker has not given back granules; what it has stays granted."""
 
     def __init__(self, worker: WorkerId, why: str) -> None:
-        super().__init__(f"{worker} has not given back granules: {why}")
+        super().__init__(f"{worker} did not give back KV memory: {why}")
 
 
 class Lending:
-    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none if nothing is lent."""
+    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none while nothing is lent."""
 
     def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
         self._send = send
@@ -41,7 +41,7 @@ class Lending:
         self._send(worker, wire.GrantGranules(tuple(granules), cause))
 
     async def take(self, worker: WorkerId, granules: int, deadline_s: float, cause: EventId = NO_EVENT) -> None:
-        """Take so many granules from the worker; return when it has answered: the owner has heard what it gives.
+        """Take granules from the worker; return once it has replied and the owner knows what it gave back.
 
         Raises:
             TakeFailed: the worker has ended, or does not answer.
@@ -53,7 +53,7 @@ class Lending:
         try:
             await self._takes.ask(worker, make, deadline_s + ANSWER_S)
         except TimeoutError as error:
-            raise TakeFailed(worker, f"no answer for {deadline_s + ANSWER_S:g} s") from error
+            raise TakeFailed(worker, f"no reply for {deadline_s + ANSWER_S:g} s") from error
         except RuntimeError as error:
             raise TakeFailed(worker, str(error)) from error
 
@@ -64,7 +64,7 @@ class Lending:
             self.owner.returned(worker, returned)
 
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
-        """Fail the takes from a worker that has ended; the siblings have been told to close their links to it."""
+        """Fail the takes from an exited worker; its siblings have been told to close their links to it."""
         self._takes.worker_lost(worker)
         for _, readers in self._reading:
             readers.discard(worker)

@@ -81,9 +81,9 @@ class Guard(enum.StrEnum):
     """A condition of a step."""
 
     NONE = ""
-    MAY_START = "in service, and nothing in its way"
-    NOT_GIVEN_UP = "the same, and not given up"
-    GIVEN_UP = "the same, and given up"
+    MAY_START = "in service, and no obstacle"
+    NOT_GIVEN_UP = "same, and not given up"
+    GIVEN_UP = "same, and given up"
 
 
 class Step(NamedTuple):

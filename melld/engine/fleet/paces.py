@@ -48,7 +48,7 @@ class PaceMeter:
         self._prompts += prompts_ended
 
     def take(self) -> WorkerPace | None:
-        """Return what the steps took, and start anew; a prompt counts once it has ended.  None: there were none."""
+        """Return the step times so far and reset; a prompt counts once it is complete.  None: there were no steps."""
         steps, prompts = self._steps, self._prompts
         if not steps and not prompts:
             return None

@@ -154,7 +154,7 @@ class Place:
         ]
 
     def lend(self, capacity_bytes: int, wake_s: float, now_s: float) -> list[events.AnyEvent]:
-        """Note what an owned worker may hold now, and in what time it would serve."""
+        """Record an owned worker's current capacity and how soon it could serve."""
         if self.offer is None:
             return []
         self.offer = msgspec.structs.replace(self.offer, wake_s=wake_s or None)
@@ -188,6 +188,6 @@ class Place:
         return [events.WorkerDown(now_s, worker=self.slot.worker)] if known is not None else []
 
     def take_held(self) -> list[RequestId]:
-        """Return the held requests and hold them no longer."""
+        """Release and return the held requests."""
         held, self.held = self.held, []
         return held

@@ -31,7 +31,7 @@ class MoveKeeper(Protocol):
         """Note that requests can move to and from the worker."""
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """Note that the worker is gone.  Called before its requests are placed elsewhere."""
+        """Handle the worker's exit.  Called before its requests are placed elsewhere."""
 
     def answered(self, worker: WorkerId, message: Any, payload: list[bytes]) -> None:
         """Handle a worker's answer to a command of a migration or of a link."""
@@ -68,7 +68,7 @@ class WorkerOwner(Protocol):
         """Note that the worker serves.  The scheduler hears of it from the owner."""
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
-        """Note that the process is gone, and that its requests have left it."""
+        """Handle the exit of the process, after its requests have left it."""
 
     def worker_gone(self, worker: WorkerId) -> None:
         """Note that the worker has ended or dozes, and that no other copies from its memory any longer."""
@@ -84,7 +84,7 @@ class WorkerListener(Protocol):
         """Handle a worker's message."""
 
     def worker_ended(self, slot: Slot, ended: WorkerEnded) -> None:
-        """Note that the process is gone, or dozes: nothing more comes from it, unless it becomes ready anew."""
+        """Handle the process exiting or dozing: it sends nothing more until it becomes ready again."""
 
     def worker_steadied(self, slot: Slot) -> None:
         """Note that the worker has run long enough since its last death."""

@@ -27,7 +27,7 @@ PROGRESS = re.compile(r"([^|%]{1,60}):\s+(\d{1,3})%")
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
-    """A worker process is gone.  `reason` is one line for people; `expected` if melld asked it to end.
+    """A worker process exited.  `reason` is one human-readable line; `expected` if melld asked it to exit.
 
     `from_outside`: no request of it is to blame (`fate`).
     """
@@ -96,11 +96,11 @@ class WorkerProcess:
     def wake(self) -> None:
         """Have the dozing process read its weights again; `WorkerReady` or `WorkerEnded` follows."""
         self.began_s = asyncio.get_running_loop().time()
-        self._stage, self._progress = "reading its weights again", ""
+        self._stage, self._progress = "reloading its weights", ""
         self.send(wire.Wake())
 
     async def wait_ended(self) -> None:
-        """Return when the process is gone and `on_end` has been called."""
+        """Return once the process has exited and `on_end` has been called."""
         await self._ended.wait()
 
     def look(self, reach: Reach) -> Standstill:
@@ -118,7 +118,7 @@ class WorkerProcess:
 
     def _give_up(self) -> None:
         """Count a process that cannot be killed as ended."""
-        why = f"it has not ended within {UNKILLABLE_S:.0f} s: its device or disk hangs"
+        why = f"it survived SIGKILL for {UNKILLABLE_S:.0f} s: its device or disk hangs"
         self.why_killed = f"{self.why_killed}; {why}" if self.why_killed else why
         self.exited("", from_outside=False)
 

@@ -26,7 +26,7 @@ class Turn(enum.StrEnum):
 
     NEXT = "next"
     STALE = "came twice"
-    GAP = "one before it is missing"
+    GAP = "an earlier one is missing"
 
 
 class WorkerFacts(msgspec.Struct):
@@ -147,7 +147,7 @@ class Reports:
         return {request: kv_bytes for (request, worker), kv_bytes in grown.items() if self.owned(request, worker)}
 
     def needed_bytes(self, request: RequestId) -> int:
-        """Return the size with which a live request that waits on its worker, and holds nothing, can go on."""
+        """Return the size a waiting live request that holds nothing needs to resume on its worker."""
         live = self._live[request]
         return self.kv_bytes(live.prompt_tokens + len(live.output_token_ids) + 1)
 
@@ -160,7 +160,7 @@ class Reports:
         return self._ledger.shared_bytes(worker, lambda request: self.owned(request, worker) is not None)
 
     def _judge(self, worker: WorkerId, pace: Pace, costs: StepCosts | None, done: wire.StepDone, running: int) -> None:
-        """Limit the worker by the time of its decodes alone: prompts get only what they leave of the target."""
+        """Limit the worker's steps: prompts get only the time that decodes leave of the target."""
         if costs is not None:
             self._limit(worker, pace.stepped(costs.step_s(done.decodes), running))
         elif not done.prompt_tokens:

@@ -33,7 +33,7 @@ class RequestKilledWorkers(MelldError):
     should_retry = False
 
     def __init__(self, request: str, workers: int) -> None:
-        super().__init__(f"request {request} was running when {workers} workers died: it is not tried again")
+        super().__init__(f"request {request} was running when {workers} workers died: not retrying it")
 
 
 class RequestNotTaken(MelldError):

@@ -35,7 +35,7 @@ log = logging.getLogger("melld.supervisor")
 class Supervisor:
     """All workers, each in its place.
 
-    With an `owner`, which says which workers run, it starts none by itself, and gives none up.
+    Once they are let to an owner, which says which of them run, it starts none by itself, and gives none up.
     """
 
     def __init__(
@@ -44,13 +44,12 @@ class Supervisor:
         host: Host,
         listener: WorkerListener,
         health: HealthConfig,
-        owner: WorkerOwner | None = None,
         intake: Intake | None = None,
     ) -> None:
         self.places: dict[WorkerId, Place] = {}
-        self.owner = owner
-        self.first = FirstLoads() if owner is None else owner.first
-        self._intent = Intent.OUT if owner is None else Intent.IN_SERVICE
+        self.owner: WorkerOwner | None = None
+        self.first = FirstLoads()
+        self._intent = Intent.OUT
         """Of the daemon with all of them: none is to start before the daemon does, or after its end."""
         self._listener = listener
         self._hung = HungWorkers(self.places.values(), health)
@@ -88,6 +87,7 @@ class Supervisor:
     def let_to(self, owner: WorkerOwner) -> None:
         """Let this owner decide from now on.  A start that is under way ends: the owner may not have room for it."""
         self.owner, self.first = owner, owner.first
+        self._have_all(Intent.IN_SERVICE)
         for worker, place in self.places.items():
             place.life.never_give_up()
             if not place.is_ready:
@@ -101,10 +101,7 @@ class Supervisor:
             place = self.places[slot.worker] = Place(slot)
             place.life.wish(Who.DAEMON, self._intent)
             self._run.hosts[slot.worker] = host
-            if self.owner is None:
-                self._run.take(place, Event.WAKE)
-            else:
-                place.life.never_give_up()
+            self._run.take(place, Event.WAKE)
 
     @contextlib.contextmanager
     def losing(self, workers: Iterable[WorkerId], why: str) -> Iterator[None]:
@@ -186,7 +183,7 @@ class Supervisor:
         """End a worker's process in an orderly way, and keep it stopped until `start_worker` or `wake`.
 
         Returns at once, and the worker is no longer ready; the listener hears of an expected `WorkerEnded`.
-        `stay_out`: an operator asked for it; only `start_worker` ends that.
+        `stay_out`: an operator requested it; only `start_worker` ends that.
         """
         place = self.places[worker]
         if stay_out:
@@ -263,7 +260,7 @@ class Supervisor:
         worker, failure = place.slot.worker, None
         if not ended.expected:
             failure = WorkerStartFailed(ended.worker, place.slot.device, ended.reason)
-            log.error("%s on %s is gone: %s", ended.worker, place.slot.device, ended.reason)
+            log.error("worker %s (device %s) exited: %s", ended.worker, place.slot.device, ended.reason)
             if self.owner is not None:
                 place.rested_s = asyncio.get_running_loop().time() + place.life.back_off_s
         self._listener.worker_ended(place.slot, ended)
@@ -277,7 +274,7 @@ class Supervisor:
         """See `PlaceListener`."""
         if self.owner is not None:
             worker = place.slot.worker
-            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before its start", expected=True))
+            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before it started", expected=True))
 
     async def watch(self) -> None:
         """Kill hung workers, until cancelled.

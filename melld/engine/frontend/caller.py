@@ -19,7 +19,7 @@ CALLS_AT_ONCE = 16
 
 
 class LogprobAccount:
-    """The count of prompt logprobs that calls in flight asked for, limited because memory holds each answer whole."""
+    """Counts prompt logprobs requested by calls in flight, limited because each response is held in memory whole."""
 
     def __init__(self) -> None:
         self.in_flight = 0

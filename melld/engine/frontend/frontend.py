@@ -67,7 +67,7 @@ class OutputsStopped(MelldError):
     """vLLM stopped reading outputs after an error."""
 
     def __init__(self) -> None:
-        super().__init__("vLLM has stopped reading the workers' outputs: see its error in the log")
+        super().__init__("vLLM stopped reading the workers' outputs: see its error in the log")
 
 
 class Frontend(AsyncLLM):  # type: ignore[misc]
@@ -120,7 +120,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
-        """See `AsyncLLM`.  What the call's outlet tells its client, the generator yields later as one output.
+        """See `AsyncLLM`.  Output that the call's outlet already sent, the generator yields later in one piece.
 
         Each output is served in a turn of the loop that has time for it: those of a step come all at once.
         """
@@ -207,7 +207,7 @@ def _look_only(sampling_params: SamplingParams) -> None:
     check_json_nesting(params.json)
     schema = json.loads(params.json) if isinstance(params.json, str) else params.json
     if isinstance(schema, dict) and backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
-        raise VLLMValidationError("the schema has features that xgrammar lacks")
+        raise VLLMValidationError("the schema uses features that xgrammar does not support")
 
 
 def make_frontend(

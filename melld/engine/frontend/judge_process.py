@@ -21,7 +21,7 @@ class JudgeEnded(Exception):
     """The judge ended before it answered."""
 
     def __init__(self, exit_code: int | None) -> None:
-        super().__init__(f"a judge of output constraints ended with code {exit_code}")
+        super().__init__(f"a judge for output constraints exited with code {exit_code}")
         self.was_killed = exit_code in (None, -signal.SIGKILL)
         """From outside, and not by its limits; None: it cannot be known."""
 

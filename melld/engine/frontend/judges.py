@@ -77,7 +77,7 @@ class Judges:
         return ruling.constraint
 
     async def close(self) -> None:
-        """Kill all judges, and return once they are gone.  No call may wait for a ruling any more."""
+        """Kill all judges, and return once they are gone.  No call may still be waiting for one."""
         for judge in self._judges.values():
             judge.kill()
         await asyncio.gather(*self._judges)
@@ -92,7 +92,7 @@ class Judges:
             except JudgeEnded as ended:
                 if ended.was_killed and not is_last:
                     continue
-                why = f"it cannot be compiled within {self._cpu_s:g} s of CPU time and {MEMORY_BYTES >> 20} MiB"
+                why = f"cannot be compiled within {self._cpu_s:g} s of CPU time and {MEMORY_BYTES >> 20} MiB"
                 verdict, payload = Verdict(refusal=why, code="constraint_too_complex"), []
                 is_lasting = not ended.was_killed
             else:
@@ -124,10 +124,10 @@ class Judges:
             try:
                 await judge.start(self._template, self._spec)
             except (OSError, JudgeEnded) as error:  # no descriptor is left, for one
-                log.warning("cannot start a judge of output constraints: %s", error)
+                log.warning("cannot start a judge for output constraints: %s", error)
             else:
                 return judge
-        log.error("cannot start any judge of output constraints: failing the request that waits for it")
+        log.error("cannot start any judge for output constraints: failing the request waiting for it")
         raise NoJudge
 
     def _remember(self, digest: bytes, ruling: Ruling) -> None:

@@ -1,4 +1,4 @@
-"""Ends requests whose own parameters forbid every token: vLLM would go on with token 0.
+"""Ends requests whose own parameters rule out every token: vLLM would continue with token 0.
 
 `allowed_token_ids`, `bad_words` and `min_tokens` each forbid tokens.  The sampler takes a forbidden token only where no
 other is left, so a forbidden token in an output shows the contradiction.  The structure of an output is not looked at:

@@ -200,7 +200,7 @@ class Outlet:
     def _output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
     ) -> Any:
-        """Stand in for the state's `make_request_output`: make none if the client has been told."""
+        """Replace the state's `make_request_output`: make none if the client already has the output."""
         self._says_more |= finish_reason is not None or any(more) or any(named.values())
         if self._is_open:
             if not self._says_more:
@@ -213,7 +213,7 @@ class Outlet:
         return self._make_output(new_token_ids, pooling_output, finish_reason, *more, **named)
 
     def _is_told(self, text: str, token_ids: list[int]) -> bool:
-        """Tell the client; else return False, and tell it nothing more until vLLM has."""
+        """Send the text to the client; otherwise return False, and send no more until vLLM has."""
         try:
             if self._write(text) if self._is_raw or self._is_idle else self._is_parsed_told(text, token_ids):
                 self._unseen_ids += token_ids

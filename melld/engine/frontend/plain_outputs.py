@@ -97,7 +97,7 @@ def _gathering(detokenizer: Any, of_request: Any) -> Take:
 
 
 def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return True if vLLM's parser, last called so, makes content of any text: nobody has asked for more."""
+    """Return True if vLLM's parser would turn any further text into plain content."""
     from vllm.parser.abstract_parser import DelegatingParser
 
     parser, request = parse.__self__, arguments["request"]

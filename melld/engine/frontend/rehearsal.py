@@ -39,7 +39,7 @@ from melld.nearest import did_you_mean
 
 log = logging.getLogger(__name__)
 LONGEST_REASON = 400
-UNTOLD = "the start will tell"
+UNTOLD = "known after startup"
 
 
 def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
@@ -87,10 +87,11 @@ def _check_drafts(vllm_config: VllmConfig) -> None:
         return
     if not hasattr(model.hf_text_config, "linear_num_key_heads"):
         raise ConfigError(
-            "[model.vllm] speculative_config", "on a CPU vLLM writes other text with drafts: leave it out"
+            "[model.vllm] speculative_config",
+            "vLLM generates different text with speculative decoding on CPUs: remove this option",
         )
     if vllm_config.cache_config.enable_prefix_caching:
-        why = "on a CPU a model with states drafts only with enable_prefix_caching = false"
+        why = "on CPUs, speculative decoding of a model with states requires enable_prefix_caching = false"
         raise ConfigError("[model.vllm] speculative_config", why)
 
 
@@ -151,7 +152,7 @@ def told_in_one_line(config: Config) -> Iterator[None]:
     except MelldError:
         raise
     except Exception as error:  # vLLM refuses with errors of any kind
-        log.debug("vLLM refuses the configuration", exc_info=True)
+        log.debug("vLLM rejects the configuration", exc_info=True)
         raise refusal(error, {key.replace("-", "_"): value for key, value in config.model.vllm.items()}) from error
 
 
@@ -159,7 +160,7 @@ def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
     """Return a one-line error about the given option that vLLM's error is about."""
     field, words = _said(error)
     if "torchvision" in words:
-        words = f"its images need torchvision, which is not here, or does not load: `make setup` installs it ({words})"
+        words = f"image inputs need torchvision, which is missing or does not load: `make setup` installs it ({words})"
         return ConfigError("[model] path", words)
     key = _key(field, words, options)
     reason = words if not field or field == key else f"{field}: {words}"
@@ -172,7 +173,7 @@ def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
 def _said(error: Exception) -> tuple[str, str]:
     """Return the field of a pydantic error, else "", and the message."""
     if isinstance(error, TemplateError):
-        return "chat_template", f"is no Jinja template: {error}"
+        return "chat_template", f"is not a Jinja template: {error}"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0]) if first["loc"] else ""

@@ -22,7 +22,7 @@ _JOINTS = frozenset({"$ref", *_IN_PLACE})
 
 
 class Budget:
-    """A cap on the objects and lists that the guards visit in one request, so that none holds its thread for long."""
+    """Caps the objects and lists that guards visit per request, so that none blocks its thread for long."""
 
     def __init__(self) -> None:
         self._left = MAX_VALUES
@@ -81,7 +81,7 @@ class _Check:
                 self._settled.add(id(node))
                 continue
             if id(node) in on_path:
-                raise InvalidSchema("a $ref leads back to itself without describing anything", self._param)
+                raise InvalidSchema("a $ref refers to itself without describing anything", self._param)
             if id(node) in self._settled:
                 continue
             path.append(id(node))
@@ -103,14 +103,14 @@ class _Check:
         if len(reference) > MAX_REFERENCE_CHARACTERS:
             raise InvalidSchema(f"a $ref is longer than {MAX_REFERENCE_CHARACTERS} characters", self._param)
         if not reference.startswith("#"):
-            raise InvalidSchema(f"$ref {reference[:100]!r} points out of the schema", self._param)
+            raise InvalidSchema(f"$ref {reference[:100]!r} points outside the schema", self._param)
         pointer = unquote(reference[1:])
         if pointer and not pointer.startswith("/"):
             found = self._anchors.get(pointer, _MISSING)
         else:
             found = _pointed_to(self._root, pointer)
         if found is _MISSING:
-            raise InvalidSchema(f"$ref {reference[:100]!r} points to nothing", self._param)
+            raise InvalidSchema(f"$ref {reference[:100]!r} does not resolve", self._param)
         return found
 
 

@@ -26,7 +26,7 @@ Decode = Callable[[Any, list[int]], list[str]]
 
 
 class TokenTexts:
-    """A replacement of vLLM's function.  Tokenizers are told apart by identity, and live as long as the process."""
+    """Replacement for vLLM's function.  Tokenizers are compared by identity, and live as long as the process."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode

@@ -27,7 +27,7 @@ class Turns:
         """When this turn's slice ends; None before it has begun."""
 
     async def mine(self) -> None:
-        """Return in a turn of the loop whose slice is not used up: in this one, if nobody waits."""
+        """Return in a loop iteration with time left: this one, if no one else is waiting."""
         loop = asyncio.get_running_loop()
         if self._until_s is None:
             self._start()

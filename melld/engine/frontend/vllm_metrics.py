@@ -37,7 +37,7 @@ class VllmMetrics:
         self._kept[model] = kept
 
     def describe(self) -> Iterator[Metric]:
-        """Yield nothing: names told here would be refused to vLLM's next front end in the same registry."""
+        """Yield nothing: names registered here would be refused to vLLM's next front end in the same registry."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -56,9 +56,7 @@ class Fate:
         if self._killed_here:
             return "by melld"
         return (
-            "from outside"
-            if self.is_from_outside(-signal.SIGKILL)
-            else "from outside, or by the kernel for lack of memory"
+            "from outside" if self.is_from_outside(-signal.SIGKILL) else "from outside, or by the kernel's OOM killer"
         )
 
 
@@ -71,11 +69,11 @@ def end_in_words(exit_code: int | None, killer: str, printed: Iterable[str]) -> 
     reason = next((line for line in reversed(lines) if _REASON.match(line)), "")
     if exit_code is None or exit_code >= 0:
         reason = reason or next((line for line in reversed(lines) if not _CHATTER.search(line)), "")
-        code = f"exit code {exit_code}" if exit_code is not None else "an unknown exit code"
-        return f"ended with {code}" + (f": {reason}" if reason else "")
+        code = f"code {exit_code}" if exit_code is not None else "an unknown code"
+        return f"exited with {code}" + (f": {reason}" if reason else "")
     number = -exit_code
     hints: dict[int, str] = {
-        signal.SIGILL: ": this CPU lacks an instruction that the model's data type needs (try dtype = 'float32')",
+        signal.SIGILL: ": this CPU lacks an instruction needed for the model's data type (try dtype = 'float32')",
         signal.SIGKILL: f" ({killer})",
     }
     hint = hints.get(number, f": {reason}" if reason and number in _CRASHES else "")

@@ -73,7 +73,7 @@ class Intake:
             try:
                 is_more = wire.read_on()
             except Exception:  # the boundary of one message: the others are read, and what it said is lost
-                log.exception("a worker's message could not be handled")
+                log.exception("cannot handle a worker's message")
                 wire.kill("its message could not be handled")
                 continue
             if is_more:

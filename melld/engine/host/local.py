@@ -85,7 +85,7 @@ class LocalChild(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Return how much was written that the process has yet to read, less what the kernel holds."""
+        """Return the bytes written that are still queued here, not counting the kernel's buffer."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def connection_made(self, transport: Any) -> None:

@@ -1,4 +1,4 @@
-"""The machine's services to the daemon: it starts processes, carries their wires, and tells how they end.
+"""What a machine does for the daemon: start processes, carry their wires, and report how they end.
 
 The interfaces only: `local` has this machine's, `melld.cluster` those of other machines.
 """
@@ -24,17 +24,17 @@ class Ear(Protocol):
         """Take a line of its output."""
 
     def exited(self, reason: str, from_outside: bool) -> None:
-        """Note that it is gone, and why, in one line; `from_outside`: no request of it is to blame (`fate`)."""
+        """Handle its exit, with a one-line reason; `from_outside`: none of its requests is to blame (`fate`)."""
 
 
 class Child(Protocol):
-    """A process that was asked for, on whatever machine."""
+    """A requested process, on any machine."""
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Write to its wire; drop what is written once it is gone."""
+        """Write to its wire; drop writes once it has exited."""
 
     def hold(self, holds: bool) -> None:
-        """Let no more of its wire come while `holds`, if its host can."""
+        """Pause reading from its wire while `holds`, if its host can."""
 
     def kill(self) -> None:
         """Kill it, even if it is stopped or is not there yet; `Ear.exited` follows."""

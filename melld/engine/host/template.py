@@ -130,7 +130,7 @@ class TemplateProcess:
         self,
         process: LocalProcess,
         child: BaseProcess,
-        template: int,
+        template: int | None,
         descriptors: contextlib.ExitStack,
         starting: asyncio.Future[None],
     ) -> None:
@@ -179,9 +179,9 @@ class TemplateProcess:
     def _ended(self) -> None:
         code = None
         with contextlib.suppress(ChildProcessError):  # `multiprocessing` has waited for it before
-            how = os.waitid(os.P_PIDFD, self._end, os.WEXITED | os.WNOWAIT)
-            assert how is not None
-            code = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
+            ended = os.waitid(os.P_PIDFD, self._end, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         self._lines.read_rest()
         how = end_in_words(code, self._fate.killer, self._lines.last)
         self._last_end = code, f"its template process {how}"

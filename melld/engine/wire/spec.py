@@ -39,7 +39,7 @@ class ArenaSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepLimit(msgspec.Struct, frozen=True):
-    """The longest time of a step beside decoding requests, which prompts are cut to.
+    """The maximum time of a step with decoding requests; prompts are chunked to fit.
 
     `seconds`, or `lone_steps` times a step with one request where that is longer.
     """

@@ -55,7 +55,7 @@ class Descriptions:
             self._look_again(command, is_late=False)
 
     def drop(self, request: str) -> None:
-        """Drop the request's parked command, if there is one: nobody waits for an answer."""
+        """Drop the request's parked command, if any: no reply is expected."""
         self._parked.pop(request, None)
 
     def _look_again(self, command: say.DescribeRequest, *, is_late: bool) -> None:

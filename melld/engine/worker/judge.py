@@ -1,7 +1,7 @@
 """The judge process: compiles a client's output constraint before any worker sees it.
 
 Owns nothing that lasts, so that it can be killed at any moment: by the kernel when a constraint takes too much CPU time
-or memory or overflows the compiler's stack, by the daemon when the client has left.  It validates and compiles with the
+or memory or overflows the compiler's stack, by the daemon when the client left.  It validates and compiles with the
 workers' configuration, tokenizer and compilers; what passes here compiles there in about the same time.  The compiled
 grammar is not passed on: serialised, it is up to a hundred times larger, and slower to read than to compile.
 """

@@ -57,7 +57,7 @@ def share_memory(engine: "EngineCore", arena: ArenaSpec | None, kv_interface: st
         return shared
     try:
         if shared.memory is None:
-            raise TransportFailed(nixl.NAME, shared.failure or "KV of several devices stays on its machine")
+            raise TransportFailed(nixl.NAME, shared.failure or "KV of multi-device workers stays on its machine")
         agent = nixl.NixlAgent(shared.memory.region, shared.memory.layout, kv_interface)
         return shared._replace(agent=agent)
     except TransportFailed as error:
@@ -74,7 +74,7 @@ def _share_here(engine: "EngineCore", arena: ArenaSpec | None) -> Shared:
         if engine.vllm_config.parallel_config.world_size > 1:
             lines: Lines | None = getattr(engine.model_executor, "lines", None)
             if lines is None:
-                raise UnsupportedLayout("its ranks are no forks of it")
+                raise UnsupportedLayout("its ranks are not its forks")
             return Shared(
                 handle=lines.serve(engine.model_executor, engine.scheduler.kv_cache_config.num_blocks), lines=lines
             )
@@ -174,7 +174,7 @@ class Links:
             try:
                 copies.close()
             except (MelldError, OSError, RuntimeError) as error:  # of unmapping: no copy is under way any longer
-                log.warning("the memory of %s was not unmapped: %s", peer, error)
+                log.warning("memory of %s was not unmapped: %s", peer, error)
             finally:
                 then()
 

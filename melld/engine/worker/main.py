@@ -85,7 +85,7 @@ class EngineLoop:
         self._parts = parts = Parts(self._engine, spec, connection, None if failure else arena)
         self._stopping = False
         self._handlers = self._handlers_of()
-        write_frame(connection, wire.WorkerLoading("making its first token"))
+        write_frame(connection, wire.WorkerLoading("generating its first token"))
         with parts.budget.lifted(), parts.lent.borrowed() if parts.lent is not None else contextlib.nullcontext():
             warm_up(self._engine)
         load_s = time.monotonic() - started
@@ -174,7 +174,7 @@ class EngineLoop:
 
     def _step(self, step: Callable[[], tuple[Any, bool]]) -> None:
         parts, began_s = self._parts, time.monotonic()
-        assert not parts.dozer.dozes, "a worker that dozes cannot compute"
+        assert not parts.dozer.dozes, "a dozing worker cannot compute"
         parts.pulse.in_step(began_s)
         outputs, executed = step()
         self._engine.post_step(model_executed=executed)

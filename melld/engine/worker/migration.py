@@ -93,7 +93,7 @@ class Moves:
         self._descriptions.after_step(step_s, self._refuse)
 
     def forget(self, requests: Sequence[str]) -> None:
-        """Drop all state of requests that have left: their blocks are free, and nobody waits for an answer."""
+        """Drop all state of requests that have left: their blocks are free, and no reply is expected."""
         for request in requests:
             self.warming.pop(request, None)
             self._plans.pop(request, None)

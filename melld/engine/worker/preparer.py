@@ -74,7 +74,7 @@ class Preparer:
                 raise error
 
     def _prepared(self, message: Any, payload: list[bytes]) -> Any:
-        """Return the message for the engine thread, or None for one that waits or that nobody waits for."""
+        """Return the message for the engine thread, or None if it has to wait or is obsolete."""
         match message:
             case wire.AddRequest():
                 return Admitted(self._residency.prepare(payload[0]).request, message.lease, message.cause)

@@ -56,7 +56,7 @@ class Lines:
         self._forked += 1
 
     def own_in_rank(self) -> None:
-        """Keep, in a rank just forked, its own end alone."""
+        """Close, in a freshly forked rank, every end but its own."""
         global _line  # noqa: PLW0603  a rank is a process: it has one line
         if _line is not None:  # what a rank forks
             return

@@ -78,7 +78,7 @@ _begun = False
 
 
 def begin(worker_pid: int, not_ours: Sequence[int] = ()) -> None:
-    """Tie this rank to its worker; leave alone what a rank forks."""
+    """Tie this rank's life to its worker's, but not that of processes the rank forks."""
     global _begun  # noqa: PLW0603  a rank is a process
     if _begun:
         return
@@ -102,7 +102,7 @@ def _end_with_first(ends: dict[int, int]) -> None:
     assert how is not None
     exited = how.si_code == os.CLD_EXITED
     word = f"with exit code {how.si_status}" if exited else f"by signal {how.si_status}"
-    print(f"rank {ends[end]} of this worker has ended {word}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"rank {ends[end]} of this worker exited {word}", file=sys.stderr, flush=True)  # noqa: T201
     if not exited:
         os.kill(os.getpid(), how.si_status)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The reader thread of a worker, which waits for the wire alone, so that it can answer a ping at any time.
+"""The reader thread of a worker: it only waits for the wire, so it can answer a ping at any time.
 
 Owns the reading, and the pulse that answers a ping.  Never prepares a request (`preparer.py` does) and never touches
 the scheduler.
@@ -41,7 +41,7 @@ class Pulse:
         self._began_s = began_s
 
     def daemon_s(self) -> float:
-        """Return the time by the daemon's monotonic clock, as its last ping told it."""
+        """Return the time on the daemon's monotonic clock, as learned from its last ping."""
         return time.monotonic() - self._ahead_s
 
     def pong(self, ping: wire.Ping) -> wire.Pong:

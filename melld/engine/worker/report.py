@@ -37,7 +37,7 @@ class StepReporter:
         self._last_sums = (-1, -1, -1)
 
     def begin_again(self) -> None:
-        """Count reports from 1: the daemon has forgotten what it was told."""
+        """Restart report numbers at 1: the daemon has forgotten the earlier ones."""
         self._reports, self._last_sums = 0, (-1, -1, -1)
 
     def report(self, outputs: "EngineCoreOutputs | None", step_s: float, counts: StepCounts = IDLE) -> None:

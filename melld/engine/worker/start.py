@@ -134,7 +134,7 @@ def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[E
             return super().determine_available_memory()
 
         def initialize_from_config(self, kv_cache_configs: Any) -> None:
-            tell("making its KV cache")
+            tell("allocating its KV cache")
             super().initialize_from_config(kv_cache_configs)
 
         def compile_or_warm_up_model(self) -> Any:
@@ -183,7 +183,7 @@ def warm_up(engine: "EngineCore", logprobs: int | None = None) -> "EngineCoreOut
 def ready_of(
     engine: "EngineCore", shared: "Shared", response: bytes, load_s: float, arena_failure: str = ""
 ) -> wire.WorkerReady:
-    """Return the message that tells the daemon that the worker is ready."""
+    """Build the message that reports the worker ready."""
     from melld.engine.worker.residency.block_tables import total_blocks_of
 
     geometry = _geometry_of(engine, shared)
@@ -226,7 +226,7 @@ def _moves_of(engine: "EngineCore", shared: "Shared") -> str:
 
 
 def resident_bytes(engine: "EngineCore") -> int:
-    """Return the memory that the worker takes beside its KV: on the GPU where it takes most, or on all CPU devices."""
+    """Return the worker's memory besides KV: on the GPU where it is largest, or on all CPU devices."""
     if engine.vllm_config.device_config.device_type != "cpu":
         return int(max(engine.model_executor.collective_rpc(_weights_bytes)))
     of_ranks: list[int] = engine.model_executor.collective_rpc(_process_bytes)
@@ -238,7 +238,7 @@ def _weights_bytes(rank: Any) -> int:
 
 
 def _process_bytes(_rank: Any = None) -> int:
-    """Return the memory of this process beside KV."""
+    """Return this process's memory besides KV."""
     rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     facts = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in rollup)}
     return (facts["Private_Dirty"] - facts["Pss_Shmem"]) * 1024  # KV is shared memory; the template has the rest

@@ -112,7 +112,7 @@ class Dozer:
         self._is_asked = True
 
     def go_on(self) -> None:
-        """Doze now if that was asked and all blocks are free.  Call it when nothing runs."""
+        """Doze now if requested and all blocks are free.  Call it only when idle."""
         lent = self._lent
         if not self._is_asked:
             return

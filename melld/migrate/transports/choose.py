@@ -72,7 +72,7 @@ def open_best(
             else:
                 opened.pop_all()
                 for failure in failures:
-                    log.warning("%s is used, as another way does not work: %s", name, failure)
+                    log.warning("using %s, because another transport does not work: %s", name, failure)
                 return OpenedLink(name, link, rate)
     raise TransportFailed(handle.transport, "; ".join(failures) or "unknown kind of memory")
 

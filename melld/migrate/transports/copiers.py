@@ -57,7 +57,7 @@ class Copiers:
         for name, way in list(self._ways.items()):
             with self._dropping(name):
                 if not is_true(way):
-                    raise TransportFailed(name, "it delivers other bytes than the peer's")
+                    raise TransportFailed(name, "it delivers different bytes from the peer's")
         if not self._ways:
             raise TransportFailed(self._link, "; ".join(self._failures))
 

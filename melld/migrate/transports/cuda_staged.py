@@ -40,7 +40,7 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
         address = where.canary.map(peer, opened)
         canary = CudaStagedLink(address, cuda_canary.LAYOUT, peer, room, cuda_canary.LAYOUT, contextlib.ExitStack())
         if not cuda_canary.is_delivered(canary.begin, room, where.canary_seed):
-            raise TransportFailed(NAME, "it delivers other bytes than the peer's")
+            raise TransportFailed(NAME, "it delivers different bytes from the peer's")
     opened = contextlib.ExitStack()
     with contextlib.ExitStack() as unless_made:
         unless_made.callback(opened.close)

@@ -174,7 +174,7 @@ class Puller:
         self._link.close()
 
     def _pace(self, pacers: Sequence[Pacer], is_cancelled: Callable[[], bool]) -> float:
-        """Return, once a piece may begin, the seconds slept."""
+        """Wait until a piece may start; return the seconds slept."""
         slept_s = 0.0
         while True:
             if is_cancelled():
@@ -199,7 +199,7 @@ class Puller:
     def _verify(self, source: Sequence[int], destination: Sequence[int]) -> None:
         ours, theirs = self._link.checksum("destination", destination), self._link.checksum("source", source)
         if ours != theirs:
-            raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived as other bytes")
+            raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived corrupted")
 
 
 class _Pieces:

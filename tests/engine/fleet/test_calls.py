@@ -61,7 +61,7 @@ async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> N
     asked = [await told.get() for _ in range(3)]
     calls.worker_lost(W0)
     for one in (lost, without_deadline):
-        with pytest.raises(RuntimeError, match="w0 ended before it answered"):
+        with pytest.raises(RuntimeError, match="w0 exited before it replied"):
             await one
     calls.answered(asked[2].call, W1)
     assert await other == W1

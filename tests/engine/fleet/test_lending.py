@@ -70,7 +70,7 @@ async def test_an_answer_that_comes_too_late_still_gives_its_granules_back() -> 
     """No granule is lost because the worker was slow."""
     owner = Owner()
     lending = Lending(lambda _worker, _message: None, owner)
-    with pytest.raises(TakeFailed, match="w0 has not given back granules: no answer for 0 s"):
+    with pytest.raises(TakeFailed, match="w0 did not give back KV memory: no reply for 0 s"):
         await lending.take(W0, 1, -1.0)
     lending.returned(W0, returned(1, 3))
     assert owner.heard == [(W0, (3,))]
@@ -82,7 +82,7 @@ async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
     lost, other = (asyncio.ensure_future(lending.take(worker, 1, 10.0)) for worker in (W0, W1))
     await asyncio.sleep(0)
     lending.worker_ended(W0, [])
-    with pytest.raises(TakeFailed, match="w0 ended before it answered"):
+    with pytest.raises(TakeFailed, match="w0 exited before it replied"):
         await lost
     lending.returned(W1, returned(2, 9))
     await other

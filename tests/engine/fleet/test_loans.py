@@ -10,7 +10,7 @@ import pytest
 from melld.control.messages import LoanStep
 from melld.control.status import LoanStatus
 from melld.decisions.stories import Happened
-from melld.driver.drain import DrainState, LastWorker, WorkerLent
+from melld.driver.drain import LastWorker, WorkerLent
 from melld.driver.lendable import NeverLent, NothingToLend
 from melld.ids import WorkerId
 from tests.engine.fleet.virtual_borrower import ASKED, Borrower
@@ -44,10 +44,10 @@ def test_requests_move_away_and_their_stories_name_the_program() -> None:
         borrower = Borrower(daemon, FIRST)
         loan = await borrower.until(LoanStep.LENT)
         assert (loan.workers, loan.devices, loan.left, loan.moved) == (("w0",), ("cpu:0",), 0, 2)
-        assert daemon.drains.by_worker[W0].state is DrainState.DRAINED
+        assert daemon.drains.by_worker[W0].is_over
         for request in requests:
             [began] = [one for one in daemon.stories.story(request).lines if one.what is Happened.MOVE_BEGAN]
-            assert began.reason == "its worker's device is lent to `train` (pid 7, ann)"
+            assert began.reason == "its worker's device is being lent to `train` (pid 7, ann)"
         borrower.leave()
 
     on_a_daemon(2, story)

@@ -44,7 +44,7 @@ async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
     try:
-        with pytest.raises(WorkerStartFailed, match=r"no process could be started: .*Too many open files"):
+        with pytest.raises(WorkerStartFailed, match=r"cannot start a process: .*Too many open files"):
             await supervisor.start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
@@ -146,7 +146,7 @@ def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
         await daemon.settle()
         assert not starting.done()
         second.die(4)
-        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu:0 could not start: ended with exit code 3"):
+        with pytest.raises(WorkerStartFailed, match="worker w0 on cpu:0 failed to start: exited with code 3"):
             await starting
 
     run_virtually(told)
@@ -263,7 +263,7 @@ def test_a_worker_that_cannot_be_killed_holds_nobody_up() -> None:
         await asyncio.sleep(2 + UNKILLABLE_S)
         assert place.is_ready
         await asyncio.sleep(2)
-        assert place.detail.startswith("killed by melld: no ping reply for 2 s; it has not ended within 15 s")
+        assert place.detail.startswith("killed by melld: no ping reply for 2 s; it survived SIGKILL for 15 s")
         another = daemon.worker(W0)
         assert another is not worker
         another.become_ready()

@@ -17,7 +17,6 @@ from melld.control.status import WorkerState
 from melld.decisions.recorder import recording
 from melld.decisions.records import Record, header_record
 from melld.decisions.stories import Happened, Stories, Story
-from melld.driver.drain import DrainState
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
@@ -90,11 +89,11 @@ class VirtualDaemon:
         self.stories = Stories(kept=1000)
         taps = [recording(self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
-        self.fleet = Fleet(
-            [], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health, owner=None if is_alone else owner
-        )
+        self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health)
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
+        if owner is not None and not is_alone:
+            self.fleet.let_to(owner)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries())
         on_rest = () if owner is None else (owner.tell_offers,)
@@ -415,9 +414,9 @@ class VirtualDaemon:
     def _of_drains(self) -> Iterator[str]:
         for name, drain in self.drains.by_worker.items():
             there = {one.request for one in self.fleet.live.values() if one.worker == name}
-            if drain.state is DrainState.DRAINING and there != drain.left:
+            if drain.is_emptying and there != drain.left:
                 yield f"{name} is drained of {sorted(drain.left)}, and has {sorted(there)}"
-            if drain.state is DrainState.DRAINED and self._state(name) is not WorkerState.STOPPED:
+            if drain.is_over and self._state(name) is not WorkerState.STOPPED:
                 yield f"{name} is drained, and {self._state(name)}"
 
     def _state(self, name: WorkerId) -> WorkerState:

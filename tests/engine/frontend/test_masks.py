@@ -95,7 +95,7 @@ def test_the_error_comes_in_place_of_the_token_and_others_go_on() -> None:
     for name in ("a", "b"):
         masks.add(name, params([[2, 2]], allowed_token_ids=[2]))
     masks.add("plain", params())
-    with pytest.raises(NoTokenLeft, match="allowed_token_ids and bad_words leave no token"):
+    with pytest.raises(NoTokenLeft, match="allowed_token_ids and bad_words rule out every possible next token"):
         masks.add("refused", params([[2]], allowed_token_ids=[2]))
 
     def told(**tokens: list[int]) -> dict[str, list[int]]:
@@ -105,7 +105,7 @@ def test_the_error_comes_in_place_of_the_token_and_others_go_on() -> None:
     assert told(a=[2], plain=[0], b=[]) == {"a": [2], "plain": [0], "b": []}
     assert told(a=[0], plain=[0], b=[2]) == {"plain": [0], "b": [2]}
     assert [str(error) for error in states["a"].queue] == [
-        "allowed_token_ids and bad_words leave no token that may come next, after 1 tokens of output"
+        "allowed_token_ids and bad_words rule out every possible next token, after 1 output tokens"
     ]
     assert not states["b"].queue
     del states["a"]

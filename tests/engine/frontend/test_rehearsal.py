@@ -63,7 +63,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"quantization": "fp8", "max_num_seqs": 8}, "quantization", "not supported for quantization method fp8"),
     ({"reasoning_parser": "nope", "max_num_seqs": 8}, "reasoning_parser", "is not one of auto, none"),
     ({"chat_template": "/no/such", "max_num_seqs": 8}, "chat_template", "doesn't exist"),
-    ({"chat_template": "{% for", "max_num_seqs": 8}, "chat_template", "is no Jinja template"),
+    ({"chat_template": "{% for", "max_num_seqs": 8}, "chat_template", "is not a Jinja template"),
     ({"gpu_memory_utilization": 3.0, "max_num_seqs": 8}, "gpu_memory_utilization", "less than or equal to 1"),
     ({"compilation_config": {"x": 1}, "max_num_seqs": 8}, "compilation_config", "x: Unexpected keyword"),
     ({"hf_overrides": {"num_hidden_layers": "x"}}, "hf_overrides", "num_hidden_layers"),
@@ -132,7 +132,7 @@ def test_parsers_of_the_operators_own_are_known(told: list[list[str]], demo_mode
     """The files that hold them are read, and one that cannot be read is named; the API has the one for reasoning."""
     served, refused = told[len(REFUSED) + 3 :][:2]
     assert served == ["served", demo_model.name, demo_model.name, "ours", "KV, 4.1 KB a token"]
-    assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: the log says why"]
+    assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: see the log"]
 
 
 def test_a_model_that_hears_is_prepared(told: list[list[str]]) -> None:
@@ -147,7 +147,10 @@ def test_a_model_with_states_is_prepared(told: list[list[str]]) -> None:
 
 def test_drafts_for_states_on_a_cpu_are_refused(told: list[list[str]]) -> None:
     """The text would be another: vLLM's kernels go on from the states of drafts that were not accepted."""
-    assert told[-2] == ["[model.vllm] speculative_config", "on a CPU vLLM writes other text with drafts: leave it out"]
+    assert told[-2] == [
+        "[model.vllm] speculative_config",
+        "vLLM generates different text with speculative decoding on CPUs: remove this option",
+    ]
 
 
 def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:

@@ -65,7 +65,7 @@ def test_want_of_memory_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(fates, "memory_kills", lambda: 10**9)
     assert not fate.is_from_outside(-signal.SIGKILL)
     assert fate.is_from_outside(-signal.SIGTERM)
-    assert "lack of memory" in fate.killer
+    assert "OOM killer" in fate.killer
     monkeypatch.setattr(fates, "memory_kills", lambda: None)
     assert not Fate().is_from_outside(-signal.SIGKILL)
 
@@ -115,18 +115,18 @@ CHATTER = (
     [
         (-signal.SIGTERM, CHATTER, "ended by SIGTERM"),
         (-signal.SIGKILL, (*CHATTER, "ValueError: of another hour"), "ended by SIGKILL (from outside)"),
-        (1, CHATTER, "ended with exit code 1"),
-        (1, (*CHATTER, "no such device", CHATTER[0]), "ended with exit code 1: no such device"),
+        (1, CHATTER, "exited with code 1"),
+        (1, (*CHATTER, "no such device", CHATTER[0]), "exited with code 1: no such device"),
         (
             1,
             ("RuntimeError: CUDA error", "(see the docs)", *CHATTER),
-            "ended with exit code 1: RuntimeError: CUDA error",
+            "exited with code 1: RuntimeError: CUDA error",
         ),
-        (1, ("zmq.error.ZMQError: no", *CHATTER), "ended with exit code 1: zmq.error.ZMQError: no"),
+        (1, ("zmq.error.ZMQError: no", *CHATTER), "exited with code 1: zmq.error.ZMQError: no"),
         (-signal.SIGABRT, ("what():  CUDA error", "frame #0: c10"), "ended by SIGABRT: what():  CUDA error"),
         (-signal.SIGSEGV, CHATTER, "ended by SIGSEGV"),
         (-(signal.SIGRTMIN + 6), CHATTER, f"ended by signal {signal.SIGRTMIN + 6}"),
-        (None, (), "ended with an unknown exit code"),
+        (None, (), "exited with an unknown code"),
     ],
 )
 def test_an_end_is_told_with_its_own_reason(exit_code: int | None, printed: tuple[str, ...], words: str) -> None:

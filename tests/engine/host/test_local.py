@@ -41,7 +41,7 @@ async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
     with cradle.wire as wire:
         wire.sendall(b"why it fails")
     cradle.process._on_exited(1, "")
-    assert ear.heard == [b"why it fails", "ended with exit code 1"]
+    assert ear.heard == [b"why it fails", "exited with code 1"]
 
 
 def test_each_gpu_worker_keeps_what_it_compiles_to_itself() -> None:

@@ -86,7 +86,7 @@ async def test_a_template_that_cannot_begin_is_told_with_its_last_word(
         code, cause = await end_of(broken)
     assert (code, cause) == (
         1,
-        "its template process ended with exit code 1: RuntimeError: the driver is of another age",
+        "its template process exited with code 1: RuntimeError: the driver is of another age",
     )
 
 

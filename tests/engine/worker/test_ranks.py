@@ -28,4 +28,4 @@ def test_a_worker_ends_as_its_rank_did(number: int) -> None:
     os.kill(int(worker.stdout.readline()), number)
     _, said = worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == -number
-    assert said.decode().splitlines()[-1] == f"rank 1 of this worker has ended by signal {int(number)}"
+    assert said.decode().splitlines()[-1] == f"rank 1 of this worker exited by signal {int(number)}"

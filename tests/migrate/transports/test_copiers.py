@@ -108,7 +108,7 @@ def test_a_way_is_trusted_once_it_has_delivered_the_canary(
         copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, seed=7))
         assert copiers.names == ("this",)
     else:
-        with pytest.raises(TransportFailed, match="other bytes than the peer's"):
+        with pytest.raises(TransportFailed, match="different bytes from the peer's"):
             copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, seed=7))
 
 

@@ -42,7 +42,7 @@ class FileMemory:
         return storage
 
     def begin(self, granules: Iterable[int]) -> None:
-        """Have these granules, which nobody uses, be zeros: they are."""
+        """Zero these unused granules: they already are."""
 
     def end(self, granules: Iterable[int]) -> None:
         """Let go of these granules: nothing in this process may touch them from now on."""
@@ -70,7 +70,7 @@ class ChunkMemory:
         return storage
 
     def begin(self, granules: Iterable[int]) -> None:
-        """Have these granules, which nobody uses, be zeros."""
+        """Zero these unused granules."""
         size = self._spec.granule_bytes
         for granule in granules:
             self._bytes[granule * size : (granule + 1) * size].zero_()

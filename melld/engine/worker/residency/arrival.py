@@ -176,7 +176,7 @@ class Arrivals:
         self._enter(request, snapshot.generator_state)
 
     def attach_unreserved(self, arrival: Arrival) -> None:
-        """Queue the request with its tokens alone and no reservation: it waits until the scheduler has room."""
+        """Queue the request with only its tokens and no reservation, until the scheduler has room."""
         request = arrival.request
         _ask_no_prompt_logprobs_again(request)
         if request.num_output_tokens:
@@ -188,7 +188,7 @@ class Arrivals:
         self.written.add(request_id)
 
     def copy_ended(self, request_id: str) -> None:
-        """Record that the other thread has stopped, and free the blocks if the reservation was cancelled meanwhile."""
+        """Record that the other thread has stopped, and free the blocks if the reservation has since been cancelled."""
         self.written.discard(request_id)
         if arrival := self._given_up.pop(request_id, None):
             self._tables.free(arrival.request)

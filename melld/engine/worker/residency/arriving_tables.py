@@ -33,11 +33,11 @@ class ArrivingTables:
         return any(kind.window or kind.keeps_state for kind in self._kinds)
 
     def blocks_for_tokens(self, tokens: int) -> int:
-        """Return the most blocks that so many tokens take."""
+        """Return the maximum number of blocks for this many tokens."""
         return sum(kind.blocks_for_tokens(tokens) for kind in self._kinds)
 
     def take(self, request: "Request", token_capacity: int, computed_tokens: int) -> int | None:
-        """Give the request blocks for so many tokens; return how many the prefix cache has, None if too few are free.
+        """Allocate the request's blocks; return how many tokens are cached, or None if too few blocks are free.
 
         What it lacks of the `computed_tokens` will be copied: of those behind a window no block is taken.
         """
@@ -62,7 +62,7 @@ class ArrivingTables:
         return reused_tokens
 
     def grow(self, request: "Request", token_capacity: int) -> bool:
-        """Give the request blocks for so many tokens in total; return False if too few are free."""
+        """Grow the request's blocks to this many tokens in total; return False if too few are free."""
         hits = [len(group.req_to_blocks[request.request_id]) - 1 for group in self._state_groups]
         with self._not_emptied():
             if self._manager.allocate_slots(request, token_capacity, delay_cache_blocks=True) is None:
@@ -82,7 +82,7 @@ class ArrivingTables:
         return Reservation(tuple(block_ids), tuple(reused_blocks))
 
     def settle(self, request: "Request", *, is_copied: bool) -> None:
-        """Have vLLM go on with this table as with one of its own, of which the computed tokens are there.
+        """Have vLLM continue with this table as its own, with the computed tokens in place.
 
         `is_copied`: they are in the blocks of the reservation, and not just in those that the prefix cache had.
         """
@@ -116,7 +116,7 @@ class ArrivingTables:
 
     @contextlib.contextmanager
     def _not_emptied(self) -> Iterator[None]:
-        """Keep the next step from emptying the blocks that are taken meanwhile: copies fill them."""
+        """Keep the next step from clearing the blocks taken in the meantime: copies fill them."""
         groups = self._manager.coordinator.single_type_managers
         noted = [len(group.new_block_ids) for group in groups]
         yield

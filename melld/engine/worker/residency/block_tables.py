@@ -115,7 +115,7 @@ def keeps_kv(scheduler: "Scheduler") -> bool:
 
 
 def total_blocks_of(scheduler: "Scheduler") -> int:
-    """Return how many blocks requests may hold together, without vLLM's null block."""
+    """Return how many blocks all requests together may use, without vLLM's null block."""
     return int(scheduler.kv_cache_config.num_blocks - 1) if keeps_kv(scheduler) else UNLIMITED_TOKENS
 
 

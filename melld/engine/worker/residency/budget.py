@@ -129,7 +129,7 @@ class StepCounts(NamedTuple):
 
 
 class StepBudget:
-    """The steps of one engine.  `limit`: how long one may take beside decodes; None: as long as it likes.
+    """The steps of one engine.  `limit`: how long a step with decodes may take; None: no limit.
 
     `times` learns what they take.  `ttft_s`: the target of first tokens.  `expected` returns how many requests have a
     reservation here: they may go on at any moment.  `ages` looks at those that wait before each step.  `clock`: the one
@@ -177,7 +177,7 @@ class StepBudget:
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Let vLLM spend its steps as it does by itself, meanwhile."""
+        """Leave vLLM's steps unlimited for the duration of the block."""
         self._limit(self._most_tokens, self._own_chunk)
         self._scheduler.steps = None
         try:
@@ -210,7 +210,7 @@ class StepBudget:
             self._limit(self._most_tokens, self._own_chunk)
 
     def _cut(self, decodes: int, prompts: int, urgent: int) -> None:
-        """Set the limits of a step beside which so many requests decode and so many prompts are under way.
+        """Set a step's limits for this many decoding requests and prompts in progress.
 
         `urgent` prompts wait that go before these: once they have begun, they stand first.
         """

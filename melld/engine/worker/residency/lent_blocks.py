@@ -65,14 +65,14 @@ class LentBlocks:
         return self.map.blocks - 1 - len(self._usable)
 
     def grant(self, granules: Collection[int]) -> None:
-        """Let vLLM use these granules, which nobody else does."""
+        """Let vLLM use these granules."""
         self._lent.begin(granules)
         self.granted.update(granules)
         self._let_go(self.map.usable(granules, self.granted) - self._usable)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Let vLLM use the scratch blocks meanwhile, for a request of the worker's own."""
+        """Let vLLM use the scratch blocks inside the block, for a request of the worker's own."""
         assert not self.granted
         self._lent.begin((NOBODYS,))
         self._let_go(self.map.scratch)
@@ -99,7 +99,7 @@ class LentBlocks:
         return min(count, len(self.granted)) * whole_blocks > int(self._pool.get_num_free_blocks())
 
     def empty(self, count: int, *, preempts: bool) -> Emptied | None:
-        """Give back so many granules; return None, and change nothing, if that is not possible now.
+        """Give back granules; return None and change nothing if that is not possible now.
 
         `preempts`: rather have requests wait, the youngest first, and give back what is possible.
         """

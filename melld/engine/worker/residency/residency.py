@@ -167,7 +167,7 @@ class Residency:
     # -- the destination --------------------------------------------------------------------------------------------
 
     def reserve(self, arrival: Arrival, token_capacity: int, computed_tokens: int = 0) -> Reservation:
-        """Reserve blocks for a request that will arrive, of which so many tokens' KV will be copied.
+        """Reserve blocks for an arriving request, the KV of whose first tokens will be copied.
 
         Raises:
             NoRoom: too few free blocks, or no slot in the batch.

@@ -34,7 +34,7 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
 
 
 def leave_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why no request of this engine can leave it while it runs, or None; after a death they go on elsewhere."""
+    """Return why no running request can leave this engine, or None; after a crash they still resume elsewhere."""
     return engine_refusal(scheduler) or (None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV)
 
 
@@ -94,7 +94,7 @@ def engine_name(engine: "EngineCore") -> str:
 
 
 def _drafting(speculative: Any) -> tuple[Any, ...]:
-    """Return what drafts tokens beside the model, and keeps its KV in the same blocks."""
+    """Return the drafter that keeps its KV in the model's blocks."""
     if speculative is None:
         return ()
     return speculative.method, speculative.model, speculative.revision, speculative.num_speculative_tokens
@@ -114,7 +114,7 @@ def adapter_refusal(engine: "EngineCore", request: Any) -> MoveRefusal | None:
     if wanted.lora_int_id in engine.list_loras():
         return None
     if (why := load_adapter(engine, wanted)) is not None:
-        log.warning("cannot load the adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, why)
+        log.warning("cannot load adapter %s from %s: %s", wanted.lora_name, wanted.lora_path, why)
         return MoveRefusal.LORA_ABSENT
     return None
 

@@ -45,7 +45,7 @@ def _is_plain(group: Any) -> bool:
 
 
 def state_of(block_ids: list[int], computed_tokens: int, block_size: int) -> tuple[int, ...]:
-    """Return the block of this table that holds the state after so many tokens."""
+    """Return the block of this table that holds the state after this many tokens."""
     return (block_ids[(computed_tokens - 1) // block_size],) if computed_tokens else ()
 
 

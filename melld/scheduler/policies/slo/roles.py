@@ -135,7 +135,7 @@ class Roles:
         places = Counter(map(self._place, awake.values()))
         if target_s is None or max(places.values(), default=0) < 2 or not self._steps.known:
             self.wanted, self._stood_s = 0, now_s
-            self.because = "fewer than two workers of a machine compute, or there is no pace to keep"
+            self.because = "fewer than two workers of a machine are computing, or no ITL target is set"
         else:
             self._want(self._best(awake.values(), prompts, target_s))
             self.wanted = min(self.wanted, len(awake) - 1)
