@@ -161,8 +161,9 @@ def begin(program: Program, spec_bytes: bytes, connection: int, output: int, *le
     """Become `program`.  `connection`: its end of its wire; `output`: for its output; `lent`: its arena's memory."""
     os.dup2(output, 1)
     os.dup2(output, 2)
-    for descriptor in (output, resource_tracker.getfd()):
-        os.close(descriptor)
+    os.close(output)
+    if (inherited := resource_tracker.getfd()) is not None:
+        os.close(inherited)
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  it has its own
     vital(partial(_begin, program, _with_files(spec_bytes, lent), connection, lent))()
     os._exit(1)
