@@ -24,7 +24,7 @@ AMONG := $(if $(CLUSTER),--cluster $(CLUSTER))
 
 # Where Python lacks ensurepip (Debian without python3-venv), it fails with half an environment: the next try makes it anew.
 .DELETE_ON_ERROR:
-.PHONY: setup serve test test-all check mutants gpu-check chaos clients dist lock clean
+.PHONY: setup serve test test-all check mutants gpu-check chaos bench clients dist lock clean
 
 # uv compiles nothing.  What is imported is compiled once, whatever the shell says: each start would take ten seconds more.
 KEEP_COMPILED := env PYTHONDONTWRITEBYTECODE=
@@ -60,15 +60,19 @@ check: $(DEV)
 # Change the pure core line by line and say which changes no test notices: hours for all of it, so name a module and a
 # sample (make mutants ARGS="melld/scheduler/waiting.py --sample 60").
 mutants: $(VENV)/.setup-mutants
-	$(RUN)/python -m benchmarks.mutants $(ARGS)
+	$(RUN)/python -m benchmarks.tools.mutants $(ARGS)
 
 # The checks that need a GPU, in two runs of under ten minutes; ARGS="--device cpu" rehearses them without one.
 gpu-check: $(DEV)
-	PYTHONPATH=. $(RUN)/python -m benchmarks.gpu_check $(ARGS)
+	$(RUN)/python -m benchmarks.tools.gpu_check $(ARGS)
 
 # A thousand requests on four workers that die, hang and move their requests.
 chaos: $(DEV)
-	PYTHONPATH=. $(RUN)/python benchmarks/chaos.py $(ARGS)
+	$(RUN)/python -m benchmarks.faults.chaos $(ARGS)
+
+# A question's figures anew, and its tables in docs/benchmarks.md; without WHAT, which questions and tables there are.
+bench: $(DEV)
+	$(RUN)/python -m benchmarks $(WHAT)
 
 # Real clients, each pinned and in an environment of its own, against a daemon; some need Node.js 20 with npm.
 clients: $(SETUP) .clients/.setup

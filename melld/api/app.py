@@ -44,7 +44,6 @@ from melld.api.performing import (
     give_up,
     handler_of,
     is_stream,
-    make_messages_honest,
     outlet_of,
     perform,
     trust_of,
@@ -52,7 +51,7 @@ from melld.api.performing import (
 from melld.api.routes import check_method, route_of
 from melld.api.serving.fit import fit_classes
 from melld.api.stored_responses import ASKED
-from melld.api.streams import COMMENT, KeepAlive, make_streams_raise, show_parsers, until_head
+from melld.api.streams import COMMENT, KeepAlive, until_head
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
 from melld.engine.frontend.turns import Turns
 from melld.scheduler.priorities import tier_of
@@ -96,10 +95,7 @@ async def start_api(
 
 def prepare_serving(serving: State) -> None:
     """Fit vLLM's serving classes of a model to this API, once."""
-    make_streams_raise(serving)
     fit_classes(serving)
-    show_parsers(serving)
-    make_messages_honest(serving)
 
 
 class Api:

@@ -1,13 +1,11 @@
 """Performs calls: has vLLM's serving classes serve a parsed request.
 
-Owns the way from a parsed request to a result of those classes, and what is replaced in them.  Sends nothing.
+Owns the way from a parsed request to a result of those classes.  Sends nothing.
 """
 
 import asyncio
 import contextlib
-import copy
 import functools
-import json
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +17,7 @@ from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from melld.api.answers import JSON, Dialect, Refusal
+from melld.api.answers import JSON, Refusal
 from melld.api.calls import CALLS, POOLING, Call
 from melld.api.error_mapping import ServingFault
 from melld.api.guards.request import Trust
@@ -29,7 +27,6 @@ from melld.api.streams import begun
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.outlet import Outlet
 from melld.engine.frontend.turns import Turns
-from melld.errors import UnusableToolCall
 from melld.scheduler.priorities import Tier
 
 # The headers that vLLM may see: tracing and session ids.  vLLM's own (a priority, a data-parallel rank) are not for
@@ -118,41 +115,6 @@ def trust_of(call: Call, serving: State) -> Trust:
         local_media=bool(getattr(arguments, "allowed_local_media_path", "")),
         no_tools_because=getattr(arguments, "no_tools_because", "") if call.engine else "",
     )
-
-
-def make_messages_honest(serving: State) -> None:
-    """Replace the Anthropic handler by one that raises errors, each as what it is.
-
-    vLLM's converters turn an error in the chat stream into the text of a validation failure, and what the model has
-    called a tool with into one of the request.
-    """
-    messages = getattr(serving, "anthropic_serving_messages", None)
-    if messages is None:
-        return
-    honest = copy.copy(messages)
-
-    async def create_chat_completion(request: Any, raw_request: Any = None) -> Any:
-        result = await messages.create_chat_completion(request, raw_request)
-        if isinstance(result, ErrorResponse | BaseModel):
-            return result
-        return await begun(result, Dialect.OPENAI)
-
-    def messages_full_converter(answer: Any) -> Any:
-        for call in answer.choices[0].message.tool_calls:
-            if not _is_object(call.function.arguments):
-                raise UnusableToolCall(call.function.name)
-        return messages.messages_full_converter(answer)
-
-    honest.create_chat_completion = create_chat_completion
-    honest.messages_full_converter = messages_full_converter
-    serving.anthropic_serving_messages = honest
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 async def give_up(work: asyncio.Task[Result]) -> None:

@@ -1,7 +1,8 @@
 """Streams of server-sent events on their way from vLLM's serving classes to a socket.
 
-vLLM yields ready text.  Here an error that vLLM would write into a stream is raised instead: before the head it becomes
-an HTTP status, after it an `error` event in the endpoint's dialect.  A cancelled stream aborts its request.
+vLLM yields ready text.  An error that it would write into a stream is raised instead (`serving.streaming`): before
+the head it becomes an HTTP status, after it an `error` event in the endpoint's dialect.  A cancelled stream aborts its
+request.
 
 The head is sent with the first token, or soon after the request has been admitted: from then on only a fault of the
 server, or a full machine, can end the stream.
@@ -10,21 +11,15 @@ server, or a full machine, can end the stream.
 import asyncio
 import contextlib
 import json
-import logging
-from collections.abc import AsyncGenerator, Callable
-from http import HTTPStatus
-from typing import Any, Never
+from collections.abc import AsyncGenerator
+from typing import Any
 
-from starlette.datastructures import State
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from melld.api.answers import Dialect
-from melld.api.calls import CALLS
 from melld.api.connections.exchange import Exchange
 from melld.api.error_mapping import ServingFault
 from melld.api.served_tier import name_in_event
-from melld.engine.frontend.caller import caller
 from melld.engine.frontend.outlet import Outlet
 from melld.scheduler.priorities import Tier
 
@@ -35,47 +30,6 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 """Keeps a stream of Anthropic's alive: its clients may wait for events."""
 # `response.created` and `response.in_progress` come before the engine has seen the request.
 _HELD_BACK = {Dialect.RESPONSES: 2}
-
-
-def make_streams_raise(serving: State) -> None:
-    """Make vLLM's serving classes raise the errors that they would write into their streams, without logging them.
-
-    All these errors pass through `create_streaming_error_response` (vllm.entrypoints.generate.base.serving).
-    """
-    for name in {call.serving for call in CALLS.values() if call.streams}:
-        handler = getattr(serving, name, None)
-        if handler is not None:
-            handler.create_streaming_error_response = _raise
-            logging.getLogger(type(handler).__module__).setLevel(logging.CRITICAL)
-
-
-def show_parsers(serving: State) -> None:
-    """Make vLLM's serving classes show the outlet of a call the parsers that they make for its stream."""
-    for handler in {getattr(serving, call.serving, None) for call in CALLS.values() if call.streams}:
-        for name in ("_make_parser", "_make_response_parser"):
-            if (make := getattr(handler, name, None)) is not None:
-                setattr(handler, name, _showing(make))
-
-
-def _showing(make: Callable[..., Any]) -> Callable[..., Any]:
-    def make_parser(*arguments: Any, **named: Any) -> Any:
-        parser, outlet = make(*arguments, **named), caller().outlet
-        if parser is not None and outlet is not None:
-            outlet.watch(parser)
-        return parser
-
-    return make_parser
-
-
-def _raise(
-    message: str | Exception,
-    err_type: str = "BadRequestError",
-    status_code: HTTPStatus = HTTPStatus.BAD_REQUEST,
-    param: str | None = None,
-) -> Never:
-    if isinstance(message, Exception):
-        raise ServingFault(message) from message
-    raise ServingFault(create_error_response(message, err_type, status_code, param))
 
 
 async def begun(

@@ -78,7 +78,7 @@ class Models:
         for model in self.served:
             if model.has_been_warm:
                 await self.open(model)
-        if self._parts.landlord.tenants:
+        if not self.is_alone:
             self._begin_landlord()
         prometheus_client.REGISTRY.register(self._vllm_metrics)
         self._can_change.set()
@@ -117,6 +117,11 @@ class Models:
 
     # -- a new configuration ----------------------------------------------------------------------------------------
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether one model has all the devices, as no other has come yet."""
+        return not self._parts.landlord.tenants
+
     async def prepare(self, config: Config) -> dict[str, Prepared]:
         """Have vLLM read each model that the configuration adds or changes; return it by name.
 
@@ -135,7 +140,7 @@ class Models:
         for model in fresh:
             preflight.check_model(model.path)
         fitted(config, self._parts.gpus)
-        if fresh and not self._parts.landlord.tenants:
+        if fresh and self.is_alone:
             self._parts.letting.check_adoption(config, self.served[0])
         kind = kind_of(self._parts.gpus)
         return {model.names[0]: prepare(config.alone(model), kind) for model in fresh}
@@ -144,7 +149,7 @@ class Models:
         """Serve the models of the configuration, of which those to add are prepared, and those loaded by hand."""
         config, before = self._with_those_by_hand(config), list(self.served)
         self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
-        if prepared and not self._parts.landlord.tenants:
+        if prepared and self.is_alone:
             others = [vllm_config for vllm_config, _ in prepared.values()]
             self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]][0], others)
             self._begin_landlord()

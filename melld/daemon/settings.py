@@ -36,6 +36,10 @@ RELOADABLE = (
 class ModelChanger(Protocol):
     """The models of a daemon, added and removed as the configuration changes."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether there has only been one, which has all the devices."""
+
     async def prepare(self, config: Config) -> dict[str, Any]:
         """Read what is new; raise `ConfigError` if it cannot be served."""
 
@@ -100,6 +104,8 @@ class Settings:
                 return self._apply(new, keys)
             served = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)
             prepared = await models.prepare(served)
+            if models.is_alone and not prepared:  # a model that stays alone follows no settings
+                return self._apply(new, keys)
             reloaded = self._apply(new, keys, (*RELOADABLE, "models"))
             added, removed = models.carry_out(served, prepared)
             self.config = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)

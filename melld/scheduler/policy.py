@@ -44,9 +44,6 @@ class Policy(ABC):
     def served(self, request: Request, event: RequestFinished) -> None:  # noqa: B027
         """React to how an ended request was served; called after `departed`."""
 
-    def preempted(self) -> None:  # noqa: B027
-        """React to a request that vLLM has preempted for lack of blocks."""
-
     def grew(self, kv_bytes: dict[RequestId, int]) -> None:  # noqa: B027
         """React to growth; names may be of requests long gone, and the Cluster has the true sizes."""
 

@@ -124,13 +124,12 @@ class Scheduler:
         self._queueing.serve()  # also if nobody waits: room was perhaps kept for this one
 
     def _preempted(self, event: events.RequestPreempted) -> None:
-        """Tell the policy; the request counts in full, because it needs the bytes again to continue."""
+        """Count the request in full, because it needs the bytes again to continue."""
         request = self.cluster.requests.get(event.request)
         if request is None:
             return
         if event.kv_bytes > request.kv_bytes:
             self._grew(events.RequestsGrew(event.at_s, {event.request: event.kv_bytes}))
-        self.policy.preempted()
 
     def _noted(self, event: events.RequestResumed) -> None:
         """Do nothing: it has counted in full all the time."""

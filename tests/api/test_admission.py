@@ -125,7 +125,7 @@ def test_logprobs_of_prompts_are_limited_in_a_call_and_among_calls() -> None:
     with contextlib.ExitStack() as calls:
         first = calls.enter_context(called_by(Caller("", account, 100)))
         first.take_prompt_logprobs(60)
-        with pytest.raises(TooManyPromptLogprobs, match="are 101, but one call may have 100"):
+        with pytest.raises(TooManyPromptLogprobs, match="is 101, but one call may have 100"):
             first.take_prompt_logprobs(41)
         first.take_prompt_logprobs(40)
         for _ in range(CALLS_AT_ONCE - 1):

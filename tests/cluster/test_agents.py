@@ -14,6 +14,7 @@ from melld.cluster import link
 from melld.cluster import machine as machines
 from melld.config import HealthConfig
 from melld.engine.fleet.hung import HungWorkers
+from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.host.fate import is_stopped
 from melld.engine.host.standstill import Reach, Standstill
@@ -85,7 +86,7 @@ async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path, monkeyp
         monkeypatch.setattr(link, "QUIET_S", 0.0)
         place = Place(Slot(worker=WorkerId("w0"), device="m1/cpu:0", spec=worker.spec))
         place.process = worker
-        place.step("ready")
+        place.life.state = State.READY
         hung = HungWorkers([place], HealthConfig())
         for _ in range(30):
             hung.look()

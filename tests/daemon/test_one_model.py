@@ -80,7 +80,7 @@ def live(parts: ModelParts, chance: random.Random) -> None:
 async def test_one_model_in_a_list_is_a_lone_model(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who lists a single model gets a daemon without a Landlord, and the decisions of `[model]`."""
+    """Who lists a single model gets a daemon whose Landlord has no tenants, and the decisions of `[model]`."""
     monkeypatch.setattr(wiring, "time", SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0))
     logs, slots = [], []
     for name, text in (("lone", LONE), ("listed", LISTED)):

@@ -5,8 +5,9 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,11 @@ class Operator:
     def __init__(self, server: ServerConfig, supervision: Supervision | None = None) -> None:
         self.server = server
         self.supervision = supervision or Supervision()
+        self.models: tuple[ModelConfig, ...] = ()
 
     def config(self) -> Config:
-        return Config(model=ModelConfig(path="model"), server=self.server)
+        model = self.models[0] if self.models else ModelConfig(path="model")
+        return Config(model=model, models=self.models, server=self.server)
 
     def settings(self) -> contextlib.closing[Settings]:
         return contextlib.closing(Settings(self.config(), self.config, self.supervision))
@@ -129,6 +132,43 @@ async def test_a_reload_changes_which_pages_may_call() -> None:
         operator.server = ServerConfig(port=0, allowed_origins=("https://a.example",), allow_credentials=True)
         assert in_words(await settings.reload()) == "server.allowed_origins, server.allow_credentials"
         assert settings.config.server.allowed_origins == ("https://a.example",)
+
+
+class Alone:
+    """One model, `path`, which has all the devices."""
+
+    is_alone = True
+
+    async def prepare(self, config: Config) -> dict[str, Any]:
+        return {model.path: None for model in config.models if model.path != "model"}
+
+    def carry_out(self, config: Config, prepared: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        return list(prepared), [] if any(model.path == "model" for model in config.models) else ["model"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "applied", "needs_restart", "added", "removed"),
+    [
+        (("model", "other"), ("models",), (), ("other",), ()),
+        (("other",), ("models",), (), ("other",), ("model",)),
+        (("model",), (), ("models",), (), ()),
+    ],
+)
+async def test_a_model_that_was_alone_may_get_neighbours_by_a_reload(
+    listed: Sequence[str],
+    applied: tuple[str, ...],
+    needs_restart: tuple[str, ...],
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+) -> None:
+    """Who turns `[model]` into `[[models]]` is told what has come, and not to restart for it."""
+    operator = Operator(ServerConfig(port=0))
+    with operator.settings() as settings:
+        models = tuple(ModelConfig(path=path, weight=2.0) for path in listed)
+        operator.models = models
+        told = await settings.reload(Alone())
+    assert (told.applied, told.needs_restart) == (applied, needs_restart)
+    assert (told.models_added, told.models_removed) == (added, removed)
 
 
 def test_what_a_reload_has_changed_is_told_in_words() -> None:

@@ -36,7 +36,7 @@ tell you about your model:
 means a fixed size per request plus a size per token.
 
 Each row of the first table is tested with tiny models of the family's shape and random weights, on CPUs (`make
-test-all`, `benchmarks/families.py`): output equal to plain vLLM's, also when moved and after `kill -9`. The second
+test-all`, `make bench WHAT=families`): output equal to plain vLLM's, also when moved and after `kill -9`. The second
 table is derived from vLLM's source; anything that depends on a model's configuration is assumed to be present.
 """
 

@@ -1,4 +1,4 @@
-"""On which device these tests run: a GPU, or CPU devices where `benchmarks/gpu_check.py` is rehearsed."""
+"""On which device these tests run: a GPU, or CPU devices where `benchmarks/tools/gpu_check.py` is rehearsed."""
 
 import os
 

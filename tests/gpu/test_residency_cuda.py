@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.setting import GPU_MODEL
+from benchmarks.harness import GPU_MODEL
 from melld.demo_model import make_demo_model
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.gpu.conftest import DEVICE

@@ -5,9 +5,9 @@ import random
 import msgspec
 import pytest
 
-from benchmarks.tenancies.experiment import TENANCIES, run_tenancy
-from benchmarks.tenancies.setting import ModelArrival, RatedModel, Setting, arrivals, power_law
-from benchmarks.tenancies.simulation import ModelsSimulation
+from benchmarks.models.tenancies.experiment import TENANCIES, run_tenancy
+from benchmarks.models.tenancies.setting import ModelArrival, RatedModel, Setting, arrivals, power_law
+from benchmarks.models.tenancies.simulation import ModelsSimulation
 from melld.ids import ModelName
 from melld.landlord import events as e
 from melld.landlord.landlord import Landlord

@@ -1,6 +1,6 @@
 """Random histories: requests under moves, disconnects and dying workers, each answer held against an unharmed run.
 
-The suite plays a short history; `make chaos` (benchmarks/chaos.py) plays a long one.
+The suite plays a short history; `make chaos` (benchmarks/faults/chaos.py) plays a long one.
 
 Everything random comes from the seed, but for what the machine's own timing makes of it.
 """

@@ -114,7 +114,7 @@ def test_a_device_is_lent_under_load_and_breaks_no_stream(daemon: DaemonProcess,
             assert (worker["state"], worker["pid"], worker["loan"]["pid"]) == ("lent", None, running.pid)
             lent = f"lent to `sh` (pid {running.pid}, "
             assert worker["why"].startswith(lent)
-            assert f"its worker's device is {lent}" in daemon.melld("why", there[0]).stdout
+            assert f"its worker's device is being {lent}" in daemon.melld("why", there[0]).stdout
             assert lent in daemon.melld("resume", "w1").stderr
             refused = subprocess.run(melld_run(daemon, "--", "true"), stderr=subprocess.PIPE, text=True, check=False)
             assert lent in refused.stderr

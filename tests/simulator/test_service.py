@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.slowdowns import slowdowns
+from benchmarks.targets.slowdowns import slowdowns
 from melld.cli import main
 from melld.scheduler.targets import Targets
 from melld.simulator.measures import Measures

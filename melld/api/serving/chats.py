@@ -6,12 +6,13 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogPr
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
 from melld.api.serving.requests import ChatCompletionRequest
+from melld.api.serving.streaming import Streaming
 from melld.api.serving.telling import tell_twice
 from melld.api.serving.thinking import taken_effort
 from melld.engine.frontend.token_texts import true_bytes
 
 
-class Chats(OpenAIServingChat):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+class Chats(Streaming, OpenAIServingChat):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """vLLM's class, which calls a thought `reasoning` alone, and knows no parts of characters."""
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:

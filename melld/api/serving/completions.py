@@ -13,6 +13,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine import logprobs
 
 from melld.api.serving.places import Places
+from melld.api.serving.streaming import Streaming
 
 
 class WithoutReasoning:
@@ -29,7 +30,7 @@ class WithoutReasoning:
         return getattr(self._client, name)
 
 
-class Completions(OpenAIServingCompletion):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+class Completions(Streaming, OpenAIServingCompletion):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """vLLM's class, which knows no more of the text than the lengths of the tokens' own texts."""
 
     def request_output_to_completion_response(

@@ -1,5 +1,7 @@
 """Puts this API's subclasses in place of vLLM's serving classes, and its functions in place of what they call."""
 
+import logging
+
 from starlette.datastructures import State
 from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -12,6 +14,7 @@ from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
 from melld.api.serving.roles import Renderer
 from melld.api.serving.short_prompts import at_once
+from melld.api.serving.streaming import Streaming, Transcriptions, Translations
 from melld.api.serving.telling import telling
 from melld.api.serving.usage import CountedCompletions
 
@@ -20,6 +23,8 @@ _KINDS = {
     "openai_serving_completion": CountedCompletions,
     "openai_serving_responses": Responses,
     "anthropic_serving_messages": Messages,
+    "openai_serving_transcription": Transcriptions,
+    "openai_serving_translation": Translations,
     "serving_scores": Scores,
 }
 _PARSERS = (
@@ -35,6 +40,8 @@ def fit_classes(serving: State) -> None:
     for name, kind in _KINDS.items():
         handler = getattr(serving, name, None)
         if handler is not None:
+            if issubclass(kind, Streaming):  # its errors are raised, and answered: no log of vLLM's own
+                logging.getLogger(type(handler).__module__).setLevel(logging.CRITICAL)
             handler.__class__ = kind
             if type(renderer := getattr(handler, "online_renderer", None)) is OnlineRenderer:
                 renderer.__class__ = Renderer
@@ -47,5 +54,5 @@ def fit_classes(serving: State) -> None:
     renderer = completions.renderer if completions is not None else None
     if renderer is not None and not getattr(serving.args, "trust_request_chat_template", False):
         renderer.__class__ = at_once(type(renderer))  # a client's template may never end
-    tell_lengths(serving)
+    tell_lengths()
     serve_many_texts(serving)

@@ -6,7 +6,6 @@ Clients shorten a conversation when they are told of the context's length.
 
 from typing import Any
 
-from starlette.datastructures import State
 from vllm.entrypoints.openai.chat_completion import serving as chat
 from vllm.entrypoints.openai.completion import serving as completion
 from vllm.entrypoints.openai.responses import serving as responses
@@ -14,12 +13,10 @@ from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.exceptions import VLLMValidationError
 
 
-def tell_lengths(serving: State) -> None:
+def tell_lengths() -> None:
     """Have the classes that generate say how long a prompt is that leaves no room for an output."""
     for module in (chat, completion, responses):
         module.get_max_tokens = _room_for_output
-    if (class_of_responses := getattr(serving, "openai_serving_responses", None)) is not None:
-        class_of_responses._validate_generator_input = lambda _input: None  # noqa: SLF001 - `_room_for_output` does
 
 
 def _room_for_output(max_model_len: int, max_tokens: int | None, input_length: int, *rest: Any, **named: Any) -> int:

@@ -10,12 +10,17 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from pydantic import BaseModel
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
-from melld.api.answers import bad
+from melld.api.answers import Dialect, bad
 from melld.api.serving.requests import ChatCompletionRequest
+from melld.api.serving.streaming import Streaming
 from melld.api.serving.thinking import taken_effort
+from melld.api.streams import begun
+from melld.errors import UnusableToolCall
 
 _CHAT, _MESSAGE = "chatcmpl-", "msg_"
 _DATA = "data: "
@@ -23,7 +28,7 @@ _THOUGHT = '"content_block":{"type":"thinking","thinking":""'
 """In the event that begins a thought; text of the model cannot hold it, as its quotation marks are escaped."""
 
 
-class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """vLLM's class, which would begin another turn, and tells a chat's ids."""
 
     @classmethod
@@ -49,12 +54,28 @@ class Messages(AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not c
         return chat
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:
-        """See vLLM, which refuses a limit of thinking where the model does not think."""
+        """See vLLM, which refuses a limit of thinking where the model does not think.
+
+        Raises:
+            ServingFault: in the stream, which vLLM would tell as a failed validation of its text.
+        """
         request.reasoning_effort = await taken_effort(self, request.reasoning_effort)
         reasoning = self.engine_client.vllm_config.reasoning_config
         if reasoning is None or not reasoning.enabled:
             request.thinking_token_budget = None
-        return await super().create_chat_completion(request, raw_request)
+        result = await super().create_chat_completion(request, raw_request)
+        return result if isinstance(result, BaseModel) else await begun(result, Dialect.OPENAI)
+
+    def messages_full_converter(self, generator: ChatCompletionResponse) -> Any:
+        """See vLLM, which tells what the model has called a tool with as a mistake of the request.
+
+        Raises:
+            UnusableToolCall: it is no object.
+        """
+        for call in generator.choices[0].message.tool_calls:
+            if not _is_object(call.function.arguments):
+                raise UnusableToolCall(call.function.name)
+        return super().messages_full_converter(generator)
 
     async def render_chat_request(self, request: ChatCompletionRequest) -> Any:
         """See vLLM.
@@ -121,6 +142,13 @@ def _with_cached(event: str, cached_tokens: int) -> str:
     said = json.loads(event.removeprefix(_DATA))
     said["usage"]["prompt_tokens_details"] = {"cached_tokens": cached_tokens, "created_cache_tokens": 0}
     return f"{_DATA}{json.dumps(said)}\n\n"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _go_on(chat: ChatCompletionRequest, text: str) -> None:

@@ -19,6 +19,7 @@ from vllm.outputs import CompletionOutput
 from melld.api.answers import bad
 from melld.api.serving.input_items import close, is_kept_by_client, readable
 from melld.api.serving.requests import ResponsesRequest
+from melld.api.serving.streaming import Streaming
 from melld.api.serving.thinking import taken_effort
 from melld.engine.frontend.token_texts import true_bytes
 
@@ -27,7 +28,7 @@ class _Incomplete(ResponseIncompleteEvent):
     response: ResponsesResponse
 
 
-class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+class Responses(Streaming, OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """vLLM's class, which tells a cut answer as a complete one, and forgets the calls of the response before."""
 
     async def create_responses(self, request: ResponsesRequest, raw_request: Any = None) -> Any:
@@ -54,6 +55,9 @@ class Responses(OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not ch
             for item in getattr(made, "output", ()):
                 close(item)
         return made
+
+    def _validate_generator_input(self, _engine_input: Any) -> None:
+        """Leave it to `lengths`, which says more."""
 
     def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
         choice = request.tool_choice

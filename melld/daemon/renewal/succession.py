@@ -106,7 +106,7 @@ class Succession:
         """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
             return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
-        if len(self.models) > 1:
+        if len(self.models) > 1 or self.models[0].parts.fleet.supervisor.owner is not None:  # or there have been more
             return "several models share the devices: restart the daemon instead of renewing it"
         return None
 

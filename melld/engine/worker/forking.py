@@ -162,8 +162,8 @@ def begin(program: Program, spec_bytes: bytes, connection: int, output: int, *le
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    if (inherited := resource_tracker.getfd()) is not None:
-        os.close(inherited)
+    if (tracker := resource_tracker.getfd()) is not None:
+        os.close(tracker)
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  it has its own
     vital(partial(_begin, program, _with_files(spec_bytes, lent), connection, lent))()
     os._exit(1)

@@ -23,8 +23,8 @@ STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
 MEAN_S, SUDDEN_S, GROWTH_S, CALM_S = 60.0, 2.0, 16.0, 15.0
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
-SURE = 2.0
-"""Standard deviations by which a rate that prompts may show by chance alone is discounted."""
+SURE, SURE_GROWTH = 2.0, 1.75
+"""Standard deviations by which a rate of prompts, and a growth, that chance alone may show are discounted."""
 
 
 class PromptRate:
@@ -69,11 +69,10 @@ class PromptRate:
 
 
 class Demand:
-    """The number of workers in service: `workers`.  `by_memory`: memory alone sets it."""
+    """The number of workers in service: `workers`."""
 
     def __init__(self, cluster: Cluster, missed: float, steps: StepModel, answers: Answers) -> None:
         self.workers = 0
-        self.by_memory = False
         self._cluster = cluster
         after_s = cluster.settings.retire_after_s
         self._calm_s = CALM_S if after_s is None else min(CALM_S, after_s)
@@ -97,25 +96,23 @@ class Demand:
         """Return the seconds of prompts per second, lately."""
         return self._lasting.mean(self._cluster.now_s, LEAST_SEEN)
 
-    def look(self, itl_s: float | None, ahead_s: float, caution: float, sure: float) -> None:
+    def look(self, itl_s: float | None, ahead_s: float, caution: float) -> None:
         """Reckon anew.
 
         `ahead_s`: how long growth is continued.  `caution`: how much of the prompts' randomness reaches a worker, since
-        dispatch levels part of it out.  `sure`: standard deviations by which growth must exceed chance.
+        dispatch levels part of it out.
         """
         cluster = self._cluster
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in cluster.active.values())
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
-        ahead_bytes = used_bytes + self._growth(used_bytes, sure) * ahead_s
-        memory = self._by_memory(ahead_bytes, MEMORY_PART)
+        ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
         limits = PROMPT_PART, SLOW_PART * self._missed
         strict_limits = STRICT_PROMPT_PART, STRICT_SLOW_PART * self._missed
         by_time = self._by_time(used_bytes, itl_s, caution, limits)
         strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits, by_time)
-        wanted = max(memory, by_time)
+        wanted = max(self._by_memory(ahead_bytes, MEMORY_PART), by_time)
         self._note_strict(max(self._by_memory(ahead_bytes, STRICT_MEMORY_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))
-        self.by_memory = memory >= self.workers
 
     def _note_strict(self, strict: int) -> None:
         now_s, recent = self._cluster.now_s, self._strict
@@ -125,7 +122,7 @@ class Demand:
         while recent[0][0] < now_s - self._calm_s:
             recent.popleft()
 
-    def _growth(self, used_bytes: int, sure: float) -> float:
+    def _growth(self, used_bytes: int) -> float:
         """Return by how many bytes per second the sum has surely grown lately, if it has.
 
         Requests come at random: a large one, or some at once, do not say that more will follow.
@@ -137,7 +134,7 @@ class Demand:
             used.popleft()
         while self._accepted and self._accepted[0][0] < used[0][0]:
             self._squares -= self._accepted.popleft()[1] ** 2
-        grown_bytes = used_bytes - used[0][1] - sure * math.sqrt(self._squares)
+        grown_bytes = used_bytes - used[0][1] - SURE_GROWTH * math.sqrt(self._squares)
         return max(grown_bytes, 0.0) / max(now_s - used[0][0], LEAST_GROWTH_S)
 
     def _by_memory(self, kv_bytes: float, part: float) -> int:

@@ -5,9 +5,7 @@
     serving   only workers in service, spread; where none of those is able, or all would slow others much, the fullest
               able one beyond
 
-An awake GPU costs the same full or not, hence the spread.  Only where memory sets the number of workers and requests
-are large, the fullest able worker is best: spread evenly, none would have room for the next large one.
-Never wakes a worker.
+An awake GPU costs the same full or not, hence the spread.  Never wakes a worker.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +24,6 @@ AHEAD_S = 3.0
 """Growth of a worker's requests that a prediction of its steps includes."""
 TTFT_PART = 0.8
 """Part of the time until the first token that a placement may plan to use."""
-LARGE_PART = 0.08
-"""Mean size, as a part of the capacity, above which requests are packed where memory sets the number of workers."""
 SPREAD = 0.1
 """Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
 BESIDE_URGENT = 0.6
@@ -38,6 +34,7 @@ SPILL = 0.3
 MISSED_BY_URGENT = 6.0
 """Where no worker is able and all its requests are urgent, a miss that others bring counts as so many more."""
 MOST_BUSY = 0.9
+"""A guard: beside a prompt of minutes the other requests still get steps."""
 SOON_S, SOON_PART = 0.05, 0.1
 """A first token is about as soon as the soonest if it comes later by no more than these seconds, or this part."""
 
@@ -67,7 +64,7 @@ class Dispatch:
         self._targets = targets
         self._steps = steps
 
-    def able(self, request: Request, prompt: Prompt, serving: int, by_memory: bool) -> Worker | None:
+    def able(self, request: Request, prompt: Prompt, serving: int) -> Worker | None:
         """Return the best of the first `serving` workers that keep both targets, else the fullest of the others.
 
         So too where the best would slow others much and that one would not.  Where a worker may have the prompt's
@@ -78,7 +75,7 @@ class Dispatch:
             serving = len(by_activation)
         costs = ((worker, self._cost(request, worker, prompt)) for worker in by_activation[:serving])
         able = [(worker, cost) for worker, cost in costs if cost is not None]
-        best = self._best(request, prompt, able, by_memory)
+        best = self._best(request, prompt, able)
         if best is not None and best[1] <= SPILL:
             return best[0]
         fullest_first = sorted(by_activation[serving:], key=lambda worker: -worker.used_bytes)
@@ -88,20 +85,15 @@ class Dispatch:
             return beyond[0] if beyond is not None else None
         return best[0]
 
-    def _best(
-        self, request: Request, prompt: Prompt, able: list[tuple[Worker, float]], by_memory: bool
-    ) -> tuple[Worker, float] | None:
+    def _best(self, request: Request, prompt: Prompt, able: list[tuple[Worker, float]]) -> tuple[Worker, float] | None:
         """Return the best of the able workers, with its cost."""
-        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.roster.largest_capacity_bytes
         if prompt.by_worker_s and able:
             first_s = {worker.id: self._first_s(request, worker, prompt) for worker, _ in able}
             least_s = min(first_s.values())
             able = [one for one in able if first_s[one[0].id] <= least_s + max(SOON_S, SOON_PART * least_s)]
 
         def rank(one: tuple[Worker, float]) -> tuple[bool, float]:
-            worker, cost = one
-            is_packed = packed and not request.urgent
-            return self._crowds(request, worker, prompt), -float(worker.used_bytes) if is_packed else cost
+            return self._crowds(request, one[0], prompt), one[1]
 
         return min(able, key=rank, default=None)
 
@@ -159,10 +151,6 @@ class Dispatch:
         for worker in workers:
             if worker is not None:
                 self.loads.of(worker, self._cluster.now_s).release(request)
-
-    def _mean_bytes(self) -> float:
-        active = self._cluster.active.values()
-        return sum(worker.used_bytes for worker in active) / max(sum(worker.count for worker in active), 1)
 
     def _cost(self, request: Request, worker: Worker, prompt: Prompt) -> float | None:
         """Return what the request costs on the worker, or None if the worker is not able."""

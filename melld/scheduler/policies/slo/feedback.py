@@ -1,6 +1,6 @@
 """Learns from ended requests: more caution where too many were late or slow, less where none were.
 
-Owns the price of a worker that is missing, the caution about prompts that come at random, and how sure growth must be.
+Owns the price of a worker that is missing, and the caution about prompts that come at random.
 """
 
 from melld.scheduler.policies.slo.missing import MissingWorkers
@@ -15,20 +15,17 @@ PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 """For each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
 LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
-LEAST_SURE, MOST_SURE, SURE_UP, SURE_DOWN = 0.1, 1.75, 1.025, 0.5
-"""It begins with the most; up with every `PLACEMENTS` requests, down with each preempted one: of 2,800 one may be."""
 
 
 class Feedback:
     """`price_s`: what a missing worker costs beyond its waking, in seconds of one.
 
-    `caution` and `sure`: see `Demand.look`.
+    `caution`: see `Demand.look`.
     """
 
     def __init__(self, targets: Targets, missing: MissingWorkers) -> None:
         self.price_s = FIRST_PRICE_S
         self.caution = FIRST_CAUTION
-        self.sure = MOST_SURE
         self._targets = targets
         self._missing = missing
         self._placed = self._late = self._ended = self._slow = 0
@@ -42,12 +39,7 @@ class Feedback:
             over = self._over(self._late, PLACEMENTS)
             self._reprice(_rise(over) if over > 0.0 else PRICE_DOWN)
             self._placed = self._late = 0
-            self.sure = min(self.sure * SURE_UP, MOST_SURE)
         return not is_late
-
-    def preempted(self) -> None:
-        """Record that memory was short on a worker: growth is to be believed sooner."""
-        self.sure = max(self.sure * SURE_DOWN, LEAST_SURE)
 
     def ended(self, seconds: float, output_tokens: int, itl_s: float | None) -> bool:
         """Record the seconds from a request's first token to its last; return True if they kept the pace `itl_s`."""

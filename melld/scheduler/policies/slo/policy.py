@@ -114,7 +114,7 @@ class MellSlo(MellPlus):
         return Prompt(self.prompts.seconds(tokens), {worker.id: 0.0 for worker in near})
 
     def _chosen(self, request: Request, prompt: Prompt, reason: Reason) -> Worker | None:
-        worker = self.dispatch.able(request, prompt, self.demand.workers, self.demand.by_memory)
+        worker = self.dispatch.able(request, prompt, self.demand.workers)
         if worker is not None:
             return worker
         missed, worker = self.dispatch.least_missed(request, prompt)
@@ -172,10 +172,6 @@ class MellSlo(MellPlus):
             super().moved(request, source, destination)
         if self._aims and request.worker is destination:
             self.dispatch.moved(request.id, source, destination)
-
-    def preempted(self) -> None:
-        """See `Policy.preempted`."""
-        self.feedback.preempted()
 
     # ---- workers
 
@@ -252,7 +248,7 @@ class MellSlo(MellPlus):
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""
         ahead_s = self._wake_s() + FILL_PART * self.settings.dispatch_life_s
-        self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution, self.feedback.sure)
+        self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution)
         while len(self.cluster.active) < self.demand.workers:
             if self.spare(kv_bytes, reason) is None:
                 return

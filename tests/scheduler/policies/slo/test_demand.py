@@ -8,7 +8,6 @@ from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.demand import CALM_S, GROWTH_S, LEAST_GROWTH_S, MEAN_S, Demand
-from melld.scheduler.policies.slo.feedback import MOST_SURE
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Worker
@@ -28,11 +27,10 @@ def look(
     at_s: float = 0.0,
     itl_s: float | None = None,
     ahead_s: float = 0.0,
-    sure: float = MOST_SURE,
 ) -> int:
     """Look at that time; the workers that are in service then."""
     scheduler.cluster.now_s = at_s
-    demand.look(itl_s, ahead_s, 0.0, sure)
+    demand.look(itl_s, ahead_s, 0.0)
     return demand.workers
 
 
@@ -61,7 +59,6 @@ def test_memory_is_filled_to_a_part(size: int, workers: int) -> None:
     scheduler = holding(size) if size else holding()
     demand = demand_of(scheduler)
     assert look(demand, scheduler) == workers
-    assert demand.by_memory
 
 
 def test_who_waits_is_counted_and_who_moves_is_counted_once() -> None:
@@ -104,18 +101,18 @@ def test_old_growth_is_over(later_s: float, workers: int) -> None:
     assert look(demand, scheduler, later_s, ahead_s=30.0) == workers
 
 
-@pytest.mark.parametrize(("requests", "sure", "workers"), [(1, MOST_SURE, 1), (1, 0.0, 2), (40, MOST_SURE, 2)])
-def test_one_large_request_does_not_say_that_more_will_follow(requests: int, sure: float, workers: int) -> None:
-    """Many that fill as much do, and so does the one where memory was short of late."""
+@pytest.mark.parametrize(("requests", "workers"), [(1, 1), (40, 2)])
+def test_one_large_request_does_not_say_that_more_will_follow(requests: int, workers: int) -> None:
+    """Many that fill as much do."""
     scheduler = holding(100)
     demand = demand_of(scheduler)
-    look(demand, scheduler, 0.0, sure=sure)
+    look(demand, scheduler, 0.0)
     for number in range(requests):
         scheduler.cluster.grow({"r0": 100 + 400 * (number + 1) // requests})
         demand.accept(0.0, 400 // requests)
-    assert look(demand, scheduler, 8.0, ahead_s=16.0, sure=sure) == workers
-    assert look(demand, scheduler, 9.0 + GROWTH_S, sure=sure) <= workers
-    assert look(demand, scheduler, 60.0, ahead_s=1000.0, sure=0.0) == 1, "what came long ago counts no more"
+    assert look(demand, scheduler, 8.0, ahead_s=16.0) == workers
+    assert look(demand, scheduler, 9.0 + GROWTH_S) <= workers
+    assert look(demand, scheduler, 60.0, ahead_s=1000.0) == 1, "what came long ago counts no more"
 
 
 def test_a_load_that_falls_is_not_expected_to_fall_on() -> None:
@@ -139,13 +136,11 @@ def test_the_number_falls_once_less_was_enough_for_a_while(retire_after_s: float
     assert look(demand, scheduler, 0.0) == 2
     finish(scheduler, "r3")  # 910: enough for one, but not strictly
     assert look(demand, scheduler, 1.0) == 2
-    assert not demand.by_memory
     assert look(demand, scheduler, 50.0) == 2
     finish(scheduler, "r2", 50.0)
     assert look(demand, scheduler, 51.0) == 2
     assert look(demand, scheduler, 50.0 + calm_s) == 2
     assert look(demand, scheduler, 50.1 + calm_s) == 1
-    assert demand.by_memory
 
 
 def test_the_number_rises_at_once() -> None:
@@ -167,7 +162,6 @@ def test_prompts_may_fill_a_part_of_the_time(prompt_s: float, workers: int) -> N
     demand = demand_of(scheduler)
     demand.accept(prompt_s, 0)
     assert look(demand, scheduler) == workers
-    assert demand.by_memory is (workers == 1)
 
 
 def test_prompts_are_forgotten() -> None:
@@ -232,7 +226,7 @@ def test_who_lets_more_be_slow_needs_fewer() -> None:
         demand = demand_of(crowd, steps, missed)
         for prompt_s in prompts_s:
             demand.accept(prompt_s, 0)
-        demand.look(ITL_S, 0.0, 1.0, MOST_SURE)
+        demand.look(ITL_S, 0.0, 1.0)
         return demand.workers
 
     assert needed([2.0, 2.0], 0.01) > needed([2.0, 2.0], 0.2)

@@ -58,12 +58,10 @@ def newcomer(kv_bytes: int = 10, arrived_s: float = 10.0) -> Request:
     return Request(RequestId("new"), kv_bytes, 0, 99, arrived_s)
 
 
-def able(
-    scheduler: Scheduler, request: Request | None = None, prompt: Prompt = SMALL, serving: int = 9, packed: bool = False
-) -> str | None:
+def able(scheduler: Scheduler, request: Request | None = None, prompt: Prompt = SMALL, serving: int = 9) -> str | None:
     """The name of the worker that is chosen."""
     dispatch: Dispatch = scheduler.policy.dispatch
-    worker = dispatch.able(request or newcomer(), prompt, serving, packed)
+    worker = dispatch.able(request or newcomer(), prompt, serving)
     return worker and worker.id
 
 
@@ -209,14 +207,6 @@ def test_a_worker_beyond_the_service_is_taken_before_others_are_slowed_much() ->
         assert able(scheduler, request, prompt, serving=1) == chosen
         busy(scheduler, "w1", 5.0)
         assert able(scheduler, request, prompt, serving=1) == "w0"
-
-
-def test_large_requests_are_packed_where_memory_sets_the_number() -> None:
-    """Spread evenly, no worker would have room for the next large one."""
-    for size, packed, chosen in ((81, True, "w1"), (79, True, "w0"), (81, False, "w0")):
-        scheduler = laid_out({"a": size}, {"b": size, "c": size})
-        busy(scheduler, "w1", 0.3)
-        assert able(scheduler, packed=packed) == chosen
 
 
 def test_a_prompt_goes_where_it_slows_nobody() -> None:

@@ -10,15 +10,11 @@ from melld.scheduler.policies.slo.feedback import (
     FIRST_PRICE_S,
     LEAST_CAUTION,
     LEAST_PRICE_S,
-    LEAST_SURE,
     MOST_CAUTION,
     MOST_PRICE_S,
-    MOST_SURE,
     PLACEMENTS,
     PRICE_DOWN,
     PRICE_UP,
-    SURE_DOWN,
-    SURE_UP,
     WORTH,
     Feedback,
 )
@@ -112,18 +108,3 @@ def test_where_one_wake_makes_many_miss_a_missing_worker_may_cost_more_than_a_mi
     for _ in range(30):
         started(PLACEMENTS, feedback)
     assert feedback.price_s == pytest.approx(WORTH * missing.cost_s)
-
-
-def test_growth_is_believed_sooner_where_memory_was_short_of_late() -> None:
-    """A preemption costs its stream seconds; after thousands of requests without one, memory may be filled further."""
-    feedback = fresh()
-    feedback.preempted()
-    assert feedback.sure == MOST_SURE * SURE_DOWN
-    started(0, feedback)
-    assert feedback.sure == MOST_SURE * SURE_DOWN * SURE_UP
-    for _ in range(2000):  # an overload
-        feedback.preempted()
-    assert feedback.sure == LEAST_SURE
-    for _ in range(120):
-        started(0, feedback)
-    assert feedback.sure == MOST_SURE
