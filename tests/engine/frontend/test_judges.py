@@ -20,6 +20,7 @@ from melld.engine.frontend.judges import SEATS, Judges
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import ConstraintRefused
+from tests.faults.checker import is_there
 from tests.nursery import fork_templates
 from tests.patience import PATIENCE_S
 
@@ -55,7 +56,7 @@ class Court:
     def pids(self) -> set[int]:
         """Of the judges that are there."""
         children = Path(f"/proc/{self.template.pid}/task/{self.template.pid}/children").read_text().split()
-        return set(map(int, children))
+        return {pid for pid in map(int, children) if is_there(pid)}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def replace_torch(code: str, path: Path, patch: pytest.MonkeyPatch) -> None:
 
 def test_processes_are_made_by_torchs_multiprocessing() -> None:
     """The context is torch's own, by another name."""
-    assert torch.multiprocessing.get_context("forkserver") is templates.CONTEXT  # type: ignore[no-untyped-call]
+    assert torch.multiprocessing.get_context("forkserver") is templates.CONTEXT
 
 
 async def test_a_template_that_cannot_begin_is_told_with_its_last_word(
@@ -146,11 +147,12 @@ async def test_what_is_sent_to_the_daemons_process_group_does_not_reach_the_temp
 async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates_end() -> None:
     """Its caller was told at once; the others must hear of the end, and none is lost."""
     told: asyncio.Queue[int] = asyncio.Queue()
+
+    def tell(number: int, _exit_code: int | None, _cause: str) -> None:
+        told.put_nowait(number)
+
     async with template() as asked:
-        processes = [
-            LocalProcess(lambda _: None, lambda _code, _cause, who=number: told.put_nowait(who))
-            for number in range(300)
-        ]
+        processes = [LocalProcess(lambda _: None, partial(tell, number)) for number in range(300)]
         with pytest.raises(OSError, match="Bad file descriptor"):
             asked.spawn(processes[0], SPEC, (9999, 9999))
         for process in processes[1:]:
