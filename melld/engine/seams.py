@@ -105,12 +105,6 @@ private parts of torch | private | torch 2.13 | no
         _is_in_bad_fork
   test  contracts/test_torch_cuda.py::test_torch_is_what_the_cuda_side_takes_it_for
 
-the fork server | private | Python 3.11 | its pid; a child that nobody waits for
-  why   its end is noticed at once; no resource tracker outlives the daemon; a child's end is the daemon's to see
-  ours  engine.host.template: _children _fd _forkserver _forkserver_pid _resource_tracker;
-        engine.worker.forking: _fd _resource_tracker
-  test  engine/host/test_template.py::test_a_template_that_somebody_ends_is_told_with_the_signal
-
 grammars | replaced | 0.27 | yes
   why   a compilation can be dropped, and is of the compiler that the judge chose
   ours  engine.worker.grammars: grammar_init backend grammar _backend _CLASSES; engine.worker.judge: _backend

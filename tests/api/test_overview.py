@@ -105,7 +105,10 @@ async def _ask_again_and_again(client: openai.AsyncOpenAI) -> None:
 async def test_the_page_asks_for_the_key_and_forgets_it(strict: DaemonProcess, tab: Tab) -> None:
     """The key is kept for the tab alone; a wrong one is asked for again."""
     await tab.open(strict.url)
-    for key, then in (("wrong", "at('key-text').textContent.includes('not one of')"), (API_KEY, "!at('page').hidden")):
+    for key, then in (
+        ("wrong", "at('key-text').textContent.includes('does not accept')"),
+        (API_KEY, "!at('page').hidden"),
+    ):
         await tab.wait_until("typeof at === 'function' && !at('key').hidden")
         await tab.evaluate(f"at('key-field').value = '{key}'; at('key').requestSubmit(); 1")
         await tab.wait_until(then)

@@ -14,7 +14,14 @@ from tests.docs.seams_text import PAGE, seams_text
 TESTS = Path(__file__).parents[1]
 KINDS = {"subclass", "class", "replaced", "private", "state", "copied"}
 OURS = {("daemon.wiring", "division"), ("daemon.renewal.new", "loan"), ("migrate.transports.nixl", "environ")}
-"""Attributes of objects of ours and of Python's."""
+OURS |= {("engine.host.template", name) for name in ("_children", "_forkserver", "_forkserver_pid")}
+OURS |= {
+    (module, name)
+    for module in ("engine.host.template", "engine.worker.forking")
+    for name in ("_fd", "_resource_tracker")
+}
+"""Attributes of objects of ours and of Python's, whose `multiprocessing` tells neither its fork server's pid nor how to
+do without a resource tracker."""
 
 
 def declared() -> set[tuple[str, str]]:
