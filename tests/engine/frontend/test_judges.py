@@ -52,7 +52,7 @@ class Court:
         finally:
             await judges.close()
             async with asyncio.timeout(PATIENCE_S):
-                while self.pids():  # one that was given up before its fork ends right after it
+                while self.pids():  # noqa: ASYNC110  one that was given up before its fork ends right after it
                     await asyncio.sleep(0.01)
 
     def pids(self) -> set[int]:
