@@ -96,7 +96,7 @@ def test_a_prompt_of_one_chunk_is_followed_while_it_waits(bench: Bench) -> None:
     """
     unmoved = bench.unmoved("greedy")
     body = PROMPT | {"prompt": list(range(5, 245)) * 13, "max_tokens": 1}
-    for attempt in range(5):
+    for attempt in range(10):
         with slowed(bench.faults, CHUNK_S):
             before = [bench.seen_prefilling(body, f"before {attempt} {place}")[0] for place in range(2)]
             stream = Stream(bench.daemon, GREEDY | {"cache_salt": f"behind {attempt}"})
