@@ -81,7 +81,7 @@ def test_a_task_that_fails_costs_no_stream_and_is_at_work_again(harmed: DaemonPr
     over = threading.Event()
 
     def load() -> None:
-        while not over.is_set():
+        while not over.is_set() or (history.tally["exact"] <= len(TASKS) and not history.wrong):
             history.play(requests=4, clients=2)
 
     loading = threading.Thread(target=load)
@@ -98,7 +98,7 @@ def test_a_task_that_fails_costs_no_stream_and_is_at_work_again(harmed: DaemonPr
         over.set()
         loading.join()
     assert history.wrong == []
-    assert history.tally["exact"] > 0
+    assert history.tally["exact"] > len(TASKS)
     assert history.tally["move committed"] > 0
 
 

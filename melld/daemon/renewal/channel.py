@@ -107,7 +107,7 @@ def failure_teller(environment: Mapping[str, str]) -> Callable[[str], None]:
 
 
 class Channel:
-    """One end, on the running loop; `heard` gets what the other side says, and `ended` is called once it has gone."""
+    """End of a channel on the running loop; `heard` gets the other side's messages, `ended` is called at the end."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ MAX_DOUBLINGS = 6
 
 
 class State(enum.StrEnum):
-    """What a worker's process does."""
+    """State of a worker's process."""
 
     STOPPED = "stopped"  # there is none
     STARTING = "starting"  # it loads the model, or ends to make room for one that does
@@ -34,7 +34,7 @@ class State(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What happens to a worker, and what is wished of it."""
+    """Facts about a worker, and wishes for it."""
 
     IS_READY = "ready"
     HAS_DOZED = "dozed"
@@ -52,7 +52,7 @@ FACTS = frozenset({Event.IS_READY, Event.HAS_DOZED, Event.ENDED, Event.DIED})
 
 
 class Do(enum.StrEnum):
-    """What an event leads to."""
+    """Action that an event leads to."""
 
     NOTHING = "nothing"
     BEGIN = "begin"  # start a process, or wake the one that dozes
@@ -62,7 +62,7 @@ class Do(enum.StrEnum):
 
 
 class Intent(enum.IntEnum):
-    """Whether a worker is to serve."""
+    """Service wanted of a worker."""
 
     IN_SERVICE = 0
     DRAINING = 1  # until its requests have left
@@ -70,7 +70,7 @@ class Intent(enum.IntEnum):
 
 
 class Who(enum.StrEnum):
-    """Who can have a worker leave."""
+    """Parties that can take a worker out of service."""
 
     OPERATOR = "operator"
     LANDLORD = "landlord"
@@ -120,7 +120,7 @@ WARM = frozenset({State.READY, State.ASLEEP})
 
 
 class WorkerLife:
-    """One worker's life."""
+    """Life of a worker."""
 
     def __init__(self, worker: WorkerId) -> None:
         self.state = State.STOPPED

@@ -84,7 +84,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemplateSpec(msgspec.Struct, frozen=True):
-    """What the template process is told, as JSON in its environment."""
+    """Settings of the template process, as JSON in its environment."""
 
     device_kind: str
     daemon_pid: int
