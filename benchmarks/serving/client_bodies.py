@@ -300,3 +300,7 @@ DECIDED = {
     "curl: a chat of a model that embeds": f"{API}: 400, a model that cannot; vLLM answers 404",
 }
 """Questions whose answers differ from vLLM's, as the documents say."""
+AT_ONCE = dict.fromkeys(
+    ("vLLM: a schema", "vLLM: a chat's format"), f"{API}: constraints on /v1/completions apply from the first token"
+)
+"""Likewise, of a model that reasons."""
