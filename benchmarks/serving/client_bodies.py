@@ -289,6 +289,8 @@ DECIDED = {
     "anthropic: a named tool, streamed": CACHED,
     "anthropic: the answer's beginning": f"{API}: a final assistant message is continued",
     "Claude Code: a turn": CACHED,
+    "Jina: a rerank": f"{API}: return_documents is honoured",
+    "Cohere: a rerank of objects": f"{API}: documents may be objects",
     "vLLM: tokens as ids": PARTS,
     "vLLM: the prompt's log-probabilities": PARTS,
     "vLLM: log-probabilities of some": PARTS,
