@@ -1,5 +1,6 @@
 """Devices that several models share, lent and handed over: each model's streams go on, and each answers afterwards."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from tests.migrate.live import Answer, Operator, Stream
 from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_drain import borrowing
-from tests.serve.test_renewal import body, end, wait_until
+from tests.serve.test_renewal import TOKENS, body, end, wait_until
 from tests.small_model import make_small_model
 from tests.worker_faults import slowed
 
 NAMES = ("demo", "other")
+SLOW_S = 0.5
+"""So much longer is each step: the streams last longer than a loan or a renewal takes to begin."""
 
 
 def configured(demo_model: Path, directory: Path, devices: int) -> Path:
@@ -30,8 +33,8 @@ def configured(demo_model: Path, directory: Path, devices: int) -> Path:
     return path
 
 
-def streams_of(daemon: DaemonProcess) -> dict[str, Stream]:
-    return {name: Stream(daemon, {**body(), "model": name}) for name in NAMES}
+def streams_of(daemon: DaemonProcess, tokens: int = TOKENS) -> dict[str, Stream]:
+    return {name: Stream(daemon, {**body(tokens), "model": name}) for name in NAMES}
 
 
 def answers_of(streams: dict[str, Stream]) -> dict[str, Answer]:
@@ -70,12 +73,13 @@ def test_a_model_that_is_not_there_harms_nothing(pair: tuple[DaemonProcess, Path
 
 
 def test_a_device_is_lent_and_breaks_no_stream_of_either_model(pair: tuple[DaemonProcess, Path]) -> None:
-    """Both models run on one device, named for the loan: their requests move, or the program waits for them."""
+    """Both models run on one device, named for the loan: the other loads them, and their requests move there."""
     daemon, _ = pair
     whole, operator = answers_of(streams_of(daemon)), Operator(daemon)
-    with slowed(daemon.faults, 0.02):
+    with slowed(daemon.faults, SLOW_S):
         streams = streams_of(daemon)
         operator.wait(begun, PATIENCE_S)
+        requests = [one["request"] for one in operator.status()["requests"]]
         workers = {one["worker"]: one["device"] for one in operator.status()["workers"]}
         device = workers[operator.status()["requests"][0]["worker"]]
         program = "sh", "-c", "echo $MELLD_DEVICES; exec cat"
@@ -84,8 +88,10 @@ def test_a_device_is_lent_and_breaks_no_stream_of_either_model(pair: tuple[Daemo
             assert running.stdout.readline() == f"{device}\n"
             lent = {one["worker"] for one in operator.status()["workers"] if one["state"] == "lent"}
             assert lent == {worker for worker, its in workers.items() if its == device}
-            assert answers_of(streams) == whole
-            assert answers_of(streams_of(daemon)) == whole
+            for request in requests:
+                assert "its worker's device is being lent to `sh`" in daemon.melld("why", request).stdout
+            assert all(answer.error is None for answer in answers_of(streams_of(daemon, 5)).values())
+    assert answers_of(streams) == whole
     operator.wait(lambda status: not any(one["loan"] for one in status["workers"]), PATIENCE_S)
 
 
@@ -93,18 +99,16 @@ def test_streams_of_both_models_outlive_a_renewal(pair: tuple[DaemonProcess, Pat
     """As do the stories of their requests; both models answer before the old daemon has ended."""
     daemon, _ = pair
     whole, old = answers_of(streams_of(daemon)), daemon.status()["pid"]
-    with slowed(daemon.faults, 0.02):
+    with slowed(daemon.faults, SLOW_S):
         streams = streams_of(daemon)
         Operator(daemon).wait(begun, PATIENCE_S)
         stories = [one["request"] for one in daemon.status()["requests"]]
         done = daemon.melld("renew")
         assert done.returncode == 0, done.stderr
         assert f"has taken over from pid {old}" in daemon.status()["renewal"]
-        for name in NAMES:
-            late = Stream(daemon, {**body(5), "model": name})
-            assert late.result().error is None
+        assert all(answer.error is None for answer in answers_of(streams_of(daemon, 5)).values())
         assert all(stream.is_alive() for stream in streams.values())
-        assert answers_of(streams) == whole
+    assert answers_of(streams) == whole
     wait_until(lambda: not daemon.status()["renewal"])
     assert answers_of(streams_of(daemon)) == whole
     assert all("finished" in daemon.melld("why", story).stdout for story in stories)
@@ -121,12 +125,13 @@ def test_where_no_device_can_be_spared_requests_of_both_models_wait_at_the_socke
     with DaemonProcess(None, "--config", str(path), harmable=True) as daemon:
         daemon.wait_ready()
         whole, memory_bytes = answers_of(streams_of(daemon)), daemon.status()["devices"][0]["memory_bytes"]
-        with slowed(daemon.faults, 0.02):
+        operator, asking = Operator(daemon), threading.Thread(target=daemon.melld, args=["renew"])
+        with slowed(daemon.faults, SLOW_S):
             streams = streams_of(daemon)
-            Operator(daemon).wait(begun, PATIENCE_S)
-            done = daemon.melld("renew")
-        assert done.returncode == 0, done.stderr
-        assert "new requests wait until 2 calls end" in done.stdout
+            operator.wait(begun, PATIENCE_S)
+            asking.start()
+            operator.wait(lambda status: "new requests wait until 2 calls end" in status["renewal"], PATIENCE_S)
+        asking.join()
         assert answers_of(streams) == whole
         assert answers_of(streams_of(daemon)) == whole
         status = daemon.status()
