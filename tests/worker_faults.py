@@ -4,7 +4,8 @@ Owns the points, and the wrappers that are put around the worker's methods in a 
 worker's own code knows nothing of them.  `MELLD_FAULTS` names a directory: a file `WORKER.POINT.SIGNAL` in it
 (`w1.attached.KILL`) is removed, and its signal sent to the process, when the worker reaches the point.  While a file
 `slow` is there, no worker makes more than twenty steps in a second, and fewer by the seconds for each running request
-that the file holds.
+that the file holds.  While `WORKER.dropping.HOLD` is there, the worker keeps its weights, as it goes to doze, until it
+is wanted.
 """
 
 import contextlib
@@ -78,6 +79,11 @@ class FaultPoints:
         with contextlib.suppress(FileNotFoundError):
             time.sleep(SLOW_STEP_S + running * float((self._directory / SLOW).read_text() or 0.0))
 
+    def hold(self, point: str, until: Callable[[], bool]) -> None:
+        """Stay at this point until that holds, or as long as it is to be held there."""
+        while not until() and (self._directory / f"{self._worker}.{point}.HOLD").exists():
+            time.sleep(0.01)
+
     def take(self, point: str, fault: str) -> bool:
         """Return True, once, if this fault is set for this point."""
         try:
@@ -121,6 +127,7 @@ def inject(directory: Path) -> None:
     from melld.engine.worker.residency.arrival import Arrivals
     from melld.engine.worker.residency.residency import Residency
     from melld.engine.worker.residency.warm import Warmers
+    from melld.engine.worker.residency.weights import CpuWeights
     from melld.engine.worker.writer import Writer
     from melld.migrate import messages as say
     from tests.engine.worker.residency.async_on_cpu import schedule_asynchronously
@@ -163,6 +170,7 @@ def inject(directory: Path) -> None:
     _wrap(Warmers, "take", after=lambda warmed: reach("warmed") if warmed else None)
     _wrap(Arrivals, "copy_began", before=lambda *_: reach("copying"))
     _wrap(Arrivals, "copy_ended", after=lambda _: reach("copied"))
+    _wrap(CpuWeights, "drop", before=lambda _, is_wanted: known[0].hold("dropping", is_wanted))
     _wrap(Residency, "abort", after=lambda _: reach("aborted"))
     _wrap(Arrivals, "attach", before=lambda *_: reach("attaching"))
     _wrap(Residency, "attach_unreserved", after=lambda _: reach("resumed"))

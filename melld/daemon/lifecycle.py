@@ -75,7 +75,8 @@ class Daemon:
             self._listen_to_signals()
             self._tasks.keep("reload", Work(self._reload_at_hang_ups))
             self._beat_s = supervision.beat_interval_s
-            self.succession.begin(self._models.served, self._notifier, self._speak_for_service)
+            parts = self._parts
+            self.succession.begin(parts.models, parts.landlord, self._notifier, self._speak_for_service)
             await self._speak_for_service(self.succession.before is None)
             operations = operations_of(self._models.served, self._parts.landlord, self._parts.machines, self)
             operations["reload"] = Operation(Reload, self._on_reload)
@@ -110,7 +111,10 @@ class Daemon:
             log.warning("%s", remark)
             self._condition.warnings.append(remark)
         self._parts = make_parts(
-            config, preflight.url_of(self.settings.listeners), self._condition, self.settings.client_names
+            self.succession.sized(config),
+            preflight.url_of(self.settings.listeners),
+            self._condition,
+            self.settings.client_names,
         )
         self.watch = self._parts.watch
         self._models = Models(self._parts, self._condition, self._tasks)
@@ -151,8 +155,9 @@ class Daemon:
             self._parts.template.start()  # its imports take as long
             prepared = await preparing
             read = {model: one for model, (one, _) in zip(self._parts.models, prepared, strict=True)}
-            if divided := await self._parts.letting.begin(self.config, read):
+            if divided := await self._parts.letting.begin(self.succession.sized(self.config), read):
                 self._say(f"melld: {divided}")
+            await self.succession.prepared()
             await self._parts.landlord.start(progress.became_ready)
             return prepared
         if self.succession.before is not None:
@@ -160,7 +165,7 @@ class Daemon:
         workers = asyncio.ensure_future(self._start_workers(progress))
         try:
             prepared = await preparing
-            self.succession.prepared()
+            await self.succession.prepared()
             await workers
             return prepared
         finally:

@@ -120,6 +120,7 @@ def _figures(parts: ModelParts) -> tuple[Figure, ...]:
     in_time = "Judged requests that met the target for time to first token."
     lent = "Total seconds that workers' devices were lent (`melld run`)."
     awake_s, known_s = parts.history.worker_seconds()
+    loans, drains = parts.driver.loans, parts.driver.drains
     return (
         Figure(gauge, "melld_requests_queued", "Requests queued because no worker has room.", queued),
         Figure(gauge, "melld_requests", "Unfinished requests.", len(live)),
@@ -130,8 +131,8 @@ def _figures(parts: ModelParts) -> tuple[Figure, ...]:
         Figure(counter, "melld_suspensions", suspended, parts.driver.suspensions),
         Figure(counter, "melld_worker_awake_seconds", "Total seconds that workers were awake.", awake_s),
         Figure(gauge, "melld_gpu_hours_saved", "Total hours that workers slept.", (known_s - awake_s) / 3600),
-        Figure(counter, "melld_loans", "Device loans started (`melld run`).", parts.driver.loans.count),
-        Figure(counter, "melld_lent_seconds", lent, parts.driver.loans.lent_s()),
+        Figure(counter, "melld_loans", "Device loans started (`melld run`).", loans.count[drains]),
+        Figure(counter, "melld_lent_seconds", lent, loans.lent_s(drains)),
         Figure(counter, "melld_requests_judged", judged, service.judged),
         Figure(counter, "melld_requests_attained", attained, service.attained),
         Figure(counter, "melld_requests_first_token_in_time", in_time, service.in_time),

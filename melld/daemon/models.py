@@ -224,6 +224,7 @@ class Models:
         if getattr(prepared[1], "allowed_media_domains", None):
             follow_no_redirects()
         self._parts.letting.let_in(model, prepared[0])
+        self._parts.shared.loans.cover(made.driver.drains)
         self.watch(model)
         landlord.load_if_room(model)
         return model
@@ -235,6 +236,7 @@ class Models:
     async def _end(self, model: ServedModel) -> None:
         """Let the model go when its calls have ended."""
         await self._parts.landlord.departures.dismiss(self._parts.landlord.tenants[model.key])
+        self._parts.shared.loans.drains.remove(model.parts.driver.drains)
         del self.prepared[model]
         model.failure = ""
         names = ["hung workers", *(model.work() if model.serving is not None else ())]

@@ -77,8 +77,8 @@ def operations_of(
     async def lend(asked: Lend, call: OpenCall) -> None:
         if machines is not None:
             raise NeverLent("Ray allocates a cluster's devices: `melld drain` a machine, then request them from Ray")
-        if landlord.tenants:
-            raise NeverLent("devices shared by several models cannot be lent: see `melld unload`")
+        if (reason := landlord.courier.division.why_none_is_empty) is not None:
+            raise NeverLent(reason)
         await models[0].parts.driver.loans.lend(asked, call)
 
     return {**_of_workers(models, machines), **_of_models(models, landlord, by_hand), "lend": Lasting(Lend, lend)}

@@ -38,6 +38,7 @@ from melld.decisions.stories import Stories
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
+from melld.driver.loans import Loans
 from melld.driver.report import MoveMeters
 from melld.engine.arguments import async_scheduling_told
 from melld.engine.fleet.fleet import Fleet
@@ -90,6 +91,7 @@ class CommonParts(NamedTuple):
     clock: Callable[[], float]
     landlord: LandlordShell
     """Which owns the workers of several models."""
+    loans: Loans
     client_names: Callable[[], Collection[str]] = tuple
     """Those that the configuration has now."""
 
@@ -116,7 +118,7 @@ def make_parts(
     settings = LandlordSettings(host_cache_bytes=cached_bytes, itl_target_s=config.targets.itl_s)
     landlord = LandlordShell(Landlord(settings), clock)
     meters = MoveMeters(prometheus_client.REGISTRY)
-    shared = CommonParts(gpus, nvml, LocalHost(template), meters, clock, landlord, client_names)
+    shared = CommonParts(gpus, nvml, LocalHost(template), meters, clock, landlord, Loans(clock), client_names)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
     models = [ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
@@ -164,7 +166,8 @@ def make_model(
     segments, migration = segments_of({slot.worker: slot.uuid for slot in slots}, links), config.migration
     planner = Planner(Boundaries.assumed(epoch_s, migration.step_slowdown, migration.link_limit_bytes_per_s, segments))
     executor = Executor(fleet, clock, shared.meters, config.migration.max_moves_per_link)
-    driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s, shared.landlord.tell_offers)
+    told = shared.landlord.tell_offers
+    driver = Driver(scheduler, fleet, executor, planner, taps, clock, epoch_s, told, shared.loans)
 
     rest_s = config.idle.sleep_after_s
     idle_settings = IdleSettings(SLEEP_AFTER_S if rest_s is None else rest_s, config.idle.stop_after_s)

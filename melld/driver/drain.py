@@ -114,8 +114,8 @@ class Drains:
         tell: Callable[[events.AnyEvent], None],
     ) -> None:
         self.by_worker: dict[WorkerId, WorkerDrain] = {}
-        self._fleet = fleet
-        self._cluster = cluster
+        self.fleet = fleet
+        self.cluster = cluster
         self._clock = clock
         self._tell = tell
 
@@ -127,7 +127,7 @@ class Drains:
             LastWorker: no other worker takes requests.
             WorkerLent: its device is lent.
         """
-        place = self._fleet.place_of(worker)
+        place = self.fleet.place_of(worker)
         drain = self.by_worker.get(worker)
         if drain is None:
             self._refuse_last(worker)
@@ -164,7 +164,7 @@ class Drains:
 
     def lend(self, worker: WorkerId, loan: Lend) -> WorkerDrain:
         """Take the worker, even the last, out of service for a borrower; only that loan's end resumes it."""
-        return self._begin(self._fleet.place_of(worker), loan)
+        return self._begin(self.fleet.place_of(worker), loan)
 
     async def resume(self, worker: WorkerId, loan: Lend | None = None) -> Resumed:
         """Take the worker into service again and start its process if there is none.  `loan`: which that ends.
@@ -173,7 +173,7 @@ class Drains:
             UnknownWorker: no worker has that name.
             WorkerLent: its device is lent.
         """
-        place = self._fleet.place_of(worker)
+        place = self.fleet.place_of(worker)
         drain = self.by_worker.get(worker)
         if drain is not None and drain.loan is not loan and drain.loan is not None:
             raise WorkerLent(worker, drain.loan)
@@ -187,10 +187,10 @@ class Drains:
                 await drain.stopping
         if worker in self.by_worker:  # drained again meanwhile
             return Resumed(worker=worker, was_drained=True, started=False)
-        if worker in self._cluster.workers and place.life.wished_by(Who.LANDLORD) is Intent.IN_SERVICE:
+        if worker in self.cluster.workers and place.life.wished_by(Who.LANDLORD) is Intent.IN_SERVICE:
             self._tell(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
-        self._fleet.start_worker(worker)
+        self.fleet.start_worker(worker)
         if drain is not None or started:
             log.info("%s is back in service", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)
@@ -210,19 +210,19 @@ class Drains:
     def _begin(self, place: Place, loan: Lend | None = None) -> WorkerDrain:
         worker, lent_to = place.slot.worker, loan.borrower if loan is not None else ""
         drain = self.by_worker[worker] = WorkerDrain(place, self._clock(), loan)
-        drain.left = {live.request for live in self._fleet.live.values() if live.worker == worker}
+        drain.left = {live.request for live in self.fleet.live.values() if live.worker == worker}
         whose = f", to be lent to {lent_to}" if lent_to else ""
         log.info("draining %s with %d requests%s", worker, len(drain.left), whose)
-        if not self._fleet.is_ready(worker):  # none of its requests has started
-            self._fleet.withdraw(worker)
-        elif worker in self._cluster.workers:
+        if not self.fleet.is_ready(worker):  # none of its requests has started
+            self.fleet.withdraw(worker)
+        elif worker in self.cluster.workers:
             self._tell(events.WorkerDraining(self._clock(), worker=worker, lent_to=lent_to))
         self._stop_if_empty(drain)
         return drain
 
     def _refuse_last(self, worker: WorkerId) -> None:
-        known, others = self._cluster.workers, []
-        for place in self._fleet.places.values():
+        known, others = self.cluster.workers, []
+        for place in self.fleet.places.values():
             other = place.slot.worker
             if other == worker:
                 continue
@@ -261,7 +261,7 @@ class Drains:
 
     def _stop_if_empty(self, drain: WorkerDrain) -> None:
         """Stop the worker once the scheduler has withdrawn it, or if the scheduler does not know it."""
-        worker = self._cluster.workers.get(drain.worker)
+        worker = self.cluster.workers.get(drain.worker)
         if drain.is_emptying and (worker is None or worker.state is Duty.WITHDRAWN):
             self._stop(drain)
 
@@ -273,9 +273,9 @@ class Drains:
         """
         if not drain.is_emptying:
             return
-        requests = self._cluster.requests
+        requests = self.cluster.requests
         known = [requests[name] for name in drain.left if name in requests]
-        too_large = [one for one in known if not self._cluster.could_hold(one.kv_bytes)]
+        too_large = [one for one in known if not self.cluster.could_hold(one.kv_bytes)]
         if too_large:
             drain.stuck = f"no other worker could hold {', '.join(sorted(one.id for one in too_large))}"
             log.warning("drain of %s: not empty at the deadline, continuing: %s", drain.worker, drain.stuck)
@@ -288,7 +288,7 @@ class Drains:
             drain.deadline.cancel()
         drain.stuck = ""
         process = drain.place.process
-        self._fleet.stop_worker(drain.worker, stay_out=True)
+        self.fleet.stop_worker(drain.worker, stay_out=True)
         ending = self._wait_ended(drain, process)
         drain.stopping = asyncio.get_running_loop().create_task(ending, name=f"drain {drain.worker}")
 

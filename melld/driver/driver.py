@@ -58,7 +58,7 @@ class Driver:
     """A fleet's scheduler at work.
 
     `taps` hear of every event, its commands, and the ways of the moves among them, after they were carried out.
-    `on_rest` is called after the last of the events at hand has been handled.
+    `on_rest` is called after the last of the events at hand has been handled.  `loans`: those of several models.
     """
 
     def __init__(
@@ -71,11 +71,13 @@ class Driver:
         clock: Callable[[], float],
         epoch_s: float,
         on_rest: Callable[[], None] = lambda: None,
+        loans: Loans | None = None,
     ) -> None:
         self.queue = RequestQueue(fleet, clock)
         self.wanted = WantedMoves(fleet, executor, planner, clock, self.handle)
         self.drains = Drains(fleet, scheduler.cluster, clock, self.handle)
-        self.loans = Loans(fleet, scheduler.cluster, self.drains, clock)
+        self.loans = loans or Loans(clock)
+        self.loans.drains.append(self.drains)
         self.news = News(fleet, scheduler.cluster, clock, self.handle)
         self.suspensions = 0
         self._on_rest = on_rest

@@ -37,6 +37,7 @@ class Lendable(NamedTuple):
     is_awake: bool
     requests: int
     kv_bytes: int
+    model: str = ""
     taken: str = ""
     """Why its devices cannot be lent, in words; empty if they can."""
 
@@ -116,8 +117,9 @@ def _cost(lot: Lot) -> tuple[bool, int, bool]:
 
 
 def _leaves_service(workers: Sequence[Lendable], chosen: Lot) -> bool:
-    """Return True if a worker in service is left."""
-    return any(one.serves and one not in chosen for one in workers)
+    """Return True if a worker in service is left, also of each model that is awake."""
+    left = {one.model for one in workers if one.serves and one not in chosen}
+    return bool(left) and left.issuperset(one.model for one in chosen if one.is_awake)
 
 
 def _why(lots: Sequence[Lot], count: int, chosen: Lot) -> str:

@@ -1,7 +1,8 @@
 """Loans: devices that other programs have for as long as they run (`melld run`).
 
 Owns who waits for devices, in which order, and when a loan begins and ends.  A loan is a drain with an owner: `Drains`
-empties the workers and knows to whom they are lent.  `lendable` chooses them.
+empties the workers and knows to whom they are lent.  `lendable` chooses them.  The workers that models have on a device
+are lent together.
 
     WAITING ──a device may be lent──► EMPTYING ──its workers have ended──► LENT ──the connection ends──► resumed
 """
@@ -9,7 +10,8 @@ empties the workers and knows to whom they are lent.  `lendable` chooses them.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,12 +20,10 @@ from melld.control.messages import Lend, Loan, LoanStep
 from melld.control.status import RESTING, LoanStatus
 from melld.driver.drain import Drains, WorkerDrain
 from melld.driver.lendable import Lendable, Lot, NothingToLend, Wanted, choose, devices_of
-from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place
 from melld.ids import WorkerId
 from melld.scheduler.roster import OPEN_STATES
-from melld.scheduler.view import ClusterView
 
 if TYPE_CHECKING:
     from melld.control.server import OpenCall
@@ -34,30 +34,32 @@ LOOK_S = 0.2
 
 
 class Loans:
-    """All loans of one fleet."""
+    """All loans of one daemon."""
 
-    def __init__(self, fleet: Fleet, cluster: ClusterView, drains: Drains, clock: Callable[[], float]) -> None:
-        self.count = 0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.drains: list[Drains] = []
+        """Of each model."""
+        self.count: Counter[Drains] = Counter()
         """Loans begun."""
-        self._fleet = fleet
-        self._cluster = cluster
-        self._drains = drains
         self._clock = clock
         self._line: list[Lend] = []
-        self._lent: list[WorkerDrain] = []
-        self._ended_s = 0.0
+        self._lent: list[Lend] = []
+        self._ended_s: defaultdict[Drains, float] = defaultdict(float)
 
     def status_of(self, worker: WorkerId) -> LoanStatus | None:
         """Return to whom the worker's device is lent; None if it is not."""
-        drain = self._drains.by_worker.get(worker)
+        drain = self._of(worker).by_worker.get(worker)
         if drain is None or (loan := drain.loan) is None:
             return None
         age_s = round(self._clock() - drain.began_s + (loan.held_s or 0.0), 3)
         return LoanStatus(command=loan.command, pid=loan.pid, user=loan.user, age_s=age_s)
 
-    def lent_s(self) -> float:
-        """Return for how many seconds workers have been lent, summed, those included in which they emptied."""
-        return self._ended_s + sum(self._clock() - drain.began_s for drain in self._lent)
+    def lent_s(self, drains: Drains) -> float:
+        """Return for how many seconds these workers have been lent, summed, including those in which they emptied."""
+        return self._ended_s[drains] + self._lasted_s(drains, self._lent)
+
+    def _lasted_s(self, drains: Drains, loans: Sequence[Lend]) -> float:
+        return sum(self._clock() - drain.began_s for drain in drains.by_worker.values() if drain.loan in loans)
 
     async def lend(self, asked: Lend, call: "OpenCall") -> None:
         """Lend devices until the borrower is gone, or tell it why none are available.
@@ -70,16 +72,17 @@ class Loans:
         """
         if not (lot := await self._chosen(asked, call)):
             return
-        drains = [self._drains.lend(one.worker, asked) for one in lot]
-        self.count += 1
-        self._lent += drains
+        drains = [self._of(one.worker).lend(one.worker, asked) for one in lot]
+        self.count.update({self._of(one.worker) for one in lot})
+        self._lent.append(asked)
         with contextlib.suppress(ConnectionError):
             await self._empty(lot, drains, call)
             await asyncio.wait({call.left})
-        self._ended_s += sum(self._clock() - drain.began_s for drain in drains)
-        self._lent = [drain for drain in self._lent if drain not in drains]
         log.info("%s is back from %s", ", ".join(devices_of(lot)), asked.borrower)
-        await asyncio.gather(*(self._drains.resume(one.worker, asked) for one in lot))
+        for one in self.drains:
+            self._ended_s[one] += self._lasted_s(one, [asked])
+        self._lent.remove(asked)
+        await self.take_back(asked)
 
     def give(self, borrower: Lend, *, everything: bool = False) -> list[WorkerDrain]:
         """Lend what costs least, or whatever can be lent, until `take_back`, to a borrower without a connection.
@@ -89,12 +92,25 @@ class Loans:
         """
         workers = self._workers(held=False)
         lot = [one for one in workers if not one.taken] if everything else choose(workers, Wanted())
-        return [self._drains.lend(one.worker, borrower) for one in lot]
+        return [self._of(one.worker).lend(one.worker, borrower) for one in lot]
 
-    async def take_back(self, borrower: Lend) -> None:
-        """Take all workers that this borrower has into service again."""
-        lent = [drain.worker for drain in self._drains.by_worker.values() if drain.loan is borrower]
-        await asyncio.gather(*(self._drains.resume(worker, borrower) for worker in lent))
+    async def take_back(self, borrower: Lend, but: Collection[str] = ()) -> list[Place]:
+        """Take the workers that this borrower has into service again, except on these devices; return their places."""
+        lent = [(each, drain) for each in self.drains for drain in each.by_worker.values() if drain.loan is borrower]
+        lent = [one for one in lent if not set(but) & set(one[1].place.slot.devices)]
+        await asyncio.gather(*(each.resume(drain.worker, borrower) for each, drain in lent))
+        return [drain.place for _, drain in lent]
+
+    def cover(self, come: Drains) -> None:
+        """Lend the workers of a model that has come, too, on devices that are lent."""
+        drains = [drain for each in self.drains for drain in each.by_worker.values()]
+        loans = {device: drain.loan for drain in drains for device in drain.place.slot.devices}
+        for worker, place in come.fleet.places.items():
+            if (loan := loans.get(place.slot.devices[0])) is not None:
+                come.lend(worker, loan)
+
+    def _of(self, worker: WorkerId) -> Drains:
+        return next(each for each in self.drains if worker in each.fleet.places)
 
     async def _chosen(self, asked: Lend, call: "OpenCall") -> Lot:
         """Return the workers to lend, once it is the borrower's turn; none if it leaves, or waits no longer."""
@@ -127,8 +143,8 @@ class Loans:
 
     async def _empty(self, lot: Lot, drains: Sequence[WorkerDrain], call: "OpenCall") -> None:
         """Tell the borrower how far its workers are, until they have ended."""
-        places = [self._fleet.places[one.worker] for one in lot]
-        workers, uuids = tuple(one.worker for one in lot), tuple(uuid for place in places for uuid in place.slot.uuids)
+        uuids = tuple(uuid for drain in drains for uuid in drain.place.slot.uuids)
+        workers = tuple(one.worker for one in lot)
         loan = Loan(step=LoanStep.EMPTYING, devices=devices_of(lot), uuids=tuple(dict.fromkeys(uuids)), workers=workers)
         emptied = asyncio.ensure_future(all_answered(drains))
         over: set[asyncio.Future[Any]] = {emptied, call.left}
@@ -142,15 +158,16 @@ class Loans:
             emptied.cancel()
 
     def _workers(self, *, held: bool) -> list[Lendable]:
-        return [self._lendable(place, held) for place in self._fleet.places.values()]
+        each = [(str(number), drains) for number, drains in enumerate(self.drains)]
+        return [self._lendable(*one, place, held) for one in each for place in one[1].fleet.places.values()]
 
-    def _lendable(self, place: Place, held: bool) -> Lendable:
+    def _lendable(self, model: str, drains: Drains, place: Place, held: bool) -> Lendable:
         """Return what there is to know of a worker; `held`: by the borrower, so only another loan can be in its way."""
         worker = place.slot.worker
-        known, drain, taken = self._cluster.workers.get(worker), self._drains.by_worker.get(worker), ""
+        known, drain, taken = drains.cluster.workers.get(worker), drains.by_worker.get(worker), ""
         if drain is not None:
             taken = f"lent to {drain.loan.borrower}" if drain.loan is not None else "drained by an operator"
-        elif place.life.state is State.FAILED and not held:
+        elif place.life.state is State.FAILED and drains.fleet.supervisor.owner is None and not held:
             taken = f"not available: {place.detail}"
         return Lendable(
             worker=worker,
@@ -159,6 +176,7 @@ class Loans:
             is_awake=place.state not in RESTING,
             requests=known.count if known is not None else 0,
             kv_bytes=known.used_bytes if known is not None else 0,
+            model=model,
             taken=taken,
         )
 

@@ -26,6 +26,14 @@ class Division(msgspec.Struct, frozen=True):
     own_bytes: int = 0
     together: int = 0
 
+    @property
+    def why_none_is_empty(self) -> str | None:
+        """Say why a device has no free memory even once its workers have ended; None if it has."""
+        return (
+            "these models lend each other GPU memory, which is free only when the daemon ends" * bool(self.lent_bytes)
+            or None
+        )
+
     def in_words(self, models: int) -> str:
         """Say what was chosen, for `models` models."""
         if self.lent_bytes:

@@ -13,6 +13,7 @@ from melld.daemon.devices import make_slots
 from melld.daemon.model import ModelParts
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition
+from melld.driver.loans import Loans
 from melld.driver.report import MoveMeters
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.nvml import Nvml
@@ -30,9 +31,9 @@ def made(text: str, policy: str, log: Path) -> ModelParts:
     rest = f'[devices]\ncpu = 3\n[scheduler]\npolicy = "{policy}"\ndecision_log = "{log}"\n'
     config = parse_config(text + rest, "test", {})
     (model,) = config.served
-    shared = wiring.CommonParts(
-        [], Nvml(), VirtualHost(), MoveMeters(CollectorRegistry()), lambda: 0.0, LandlordShell(Landlord(), lambda: 0.0)
-    )
+    landlord, loans = LandlordShell(Landlord(), lambda: 0.0), Loans(lambda: 0.0)
+    meters = MoveMeters(CollectorRegistry())
+    shared = wiring.CommonParts([], Nvml(), VirtualHost(), meters, lambda: 0.0, landlord, loans)
     alone = config.alone(model)
     return wiring.make_model(alone, make_slots(alone, [], {}), shared, Condition(), len(config.served))
 

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from melld.driver.lendable import NothingToLend
 from melld.errors import RequestTooLarge
 from melld.ids import ModelName, WorkerId
 from melld.landlord.instance import InstanceState
 from tests.daemon.virtual_town import Borrower, Town
+from tests.engine.fleet.virtual_borrower import ASKED
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 
 A, B = ModelName("a"), ModelName("b")
@@ -263,5 +265,49 @@ def test_a_model_that_was_alone_shares_its_device_when_another_comes(is_down: bo
         town.check()
         await town.close()
         await a.close()
+
+    run_virtually(history)
+
+
+def test_a_device_is_lent_with_the_workers_of_all_models() -> None:
+    """What runs there ends or moves, each model is served elsewhere, and the device is theirs again afterwards."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 3, 2, granules=20).start()
+        for name in town.names:
+            town.call(name, 2, 9)
+        await town.rest()
+        lent = town.loans.give(ASKED)
+        devices = {device for drain in lent for device in drain.place.slot.devices}
+        assert (len(lent), len(devices)) == (3, 1)
+        with pytest.raises(NothingToLend):
+            town.loans.give(ASKED)
+        for name in town.names:
+            town.call(name, 2, 2)
+        await town.finish()
+        assert all(drain.is_over and drain.place.process is None for drain in lent)
+        there = await town.loans.take_back(ASKED)
+        assert {place.slot.worker for place in there} == {drain.worker for drain in lent}
+        town.loans.give(ASKED)
+        await town.finish()
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_a_model_that_comes_stays_off_a_device_that_is_lent() -> None:
+    """It would load beside the program that has the device."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 2, granules=20).start()
+        come = town.loans.drains.pop()
+        lent = {device for drain in town.loans.give(ASKED) for device in drain.place.slot.devices}
+        town.loans.drains.append(come)
+        town.loans.cover(come)
+        assert {device for drain in come.by_worker.values() for device in drain.place.slot.devices} == lent
+        await town.loans.take_back(ASKED)
+        assert not come.by_worker
+        await town.finish()
+        await town.close()
 
     run_virtually(history)

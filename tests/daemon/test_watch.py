@@ -21,7 +21,6 @@ from melld.daemon.obstacles import look_for_obstacle
 from melld.daemon.operations import operations_of
 from melld.daemon.town.front_ends import FrontEnds
 from melld.daemon.town.landlord import LandlordShell
-from melld.daemon.town.tenant import Tenant
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
@@ -36,6 +35,7 @@ from melld.engine.wire import messages as wire
 from melld.errors import UnknownWorker
 from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.worker_readings import WorkerReading
+from melld.landlord.division import Division
 from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
 from melld.scheduler.idle import IdleSettings
@@ -224,11 +224,11 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
     """A borrower is told in a line who does give them out."""
     watched = Watched()
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
-    several.tenants[watched.model.key] = Tenant(watched.model, 1000, lends=True)
+    several.courier.division = Division(lent_bytes=1000)
     asked = Lend(command="train", pid=7, user="ann")
     for parts, why in (
         ((watched.landlord, watched.machines), "Ray allocates"),
-        ((several, None), "shared by several models"),
+        ((several, None), "lend each other GPU memory"),
     ):
         with pytest.raises(NeverLent, match=why):
             await operations_of([watched.model], *parts)["lend"].act(asked, None)

@@ -17,6 +17,7 @@ from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel, Unloaded
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.town.tenant import Tenant
 from melld.driver.idle import IdleWorkers
+from melld.driver.loans import Loans
 from melld.engine.fleet.request import RequestKilledWorkers
 from melld.engine.host.ports import Ear
 from melld.engine.wire import messages as wire
@@ -118,6 +119,7 @@ class Town:
         self.loop = loop
         self.shell = LandlordShell(Landlord(LandlordSettings()), loop.time)
         self.shell._done = self._done  # type: ignore[method-assign]
+        self.loans = Loans(loop.time)
         self.names = [ModelName("abcdef"[number]) for number in range(models)]
         self.daemons: dict[ModelName, VirtualDaemon] = {}
         self.models: dict[ModelName, ServedModel] = {}
@@ -140,6 +142,7 @@ class Town:
                 name=name,
                 host=BorrowersHost,
                 is_alone=alone and name == self.names[0],
+                loans=self.loans,
             )
             daemon.idle = IdleWorkers(daemon.fleet, daemon.cluster, IdleSettings(2.0, math.inf), loop.time)
             is_pinned = pinned and name == self.names[0]

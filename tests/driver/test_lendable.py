@@ -99,6 +99,17 @@ def test_workers_that_share_a_device_are_emptied_together() -> None:
     assert [one.worker for one in choose(shared, Wanted(devices=("cuda:1",)))] == ["w1", "w2"]
 
 
+def test_no_model_loses_the_last_worker_that_it_has_awake() -> None:
+    """Its requests would wait, though another model is served; what rests elsewhere can be woken."""
+    a0, a1 = (worker(f"a{index}", f"cpu:{index}")._replace(model="a") for index in range(2))
+    b0, b1 = (worker(f"b{index}", f"cpu:{index}")._replace(model="b") for index in range(2))
+    away = {"serves": False, "is_awake": False}
+    assert choose([a0, a1, b0, b1], Wanted()) == (a1, b1)
+    assert choose([a0, a1, b0, b1._replace(**away)], Wanted()) == (a1, b1._replace(**away))
+    with pytest.raises(NothingToLend, match=r"without a0, b0 no worker.*; without a1, b1 no worker"):
+        choose([a0, a1._replace(**away), b0._replace(**away), b1], Wanted())
+
+
 def test_of_equals_the_last_is_lent() -> None:
     """The scheduler packs requests on the first ones."""
     assert [one.worker for one in choose([worker("w0", "cpu:0"), worker("w1", "cpu:1")], Wanted())] == ["w1"]

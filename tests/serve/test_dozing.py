@@ -53,13 +53,18 @@ def beside(
         [devices]
         cpu = {{count = 1, memory_bytes = "1GiB"}}
     """)
-    with DaemonProcess(None, "--config", str(config), "--log-level", "info") as process:
+    with DaemonProcess(None, "--config", str(config), "--log-level", "info", harmable=True) as process:
         yield process.wait_ready()
 
 
 @pytest.fixture(scope="module")
-def dozy(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with beside(demo_model, tmp_path_factory.mktemp("dozy")) as daemon:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dozy")
+
+
+@pytest.fixture(scope="module")
+def dozy(demo_model: Path, directory: Path) -> Iterator[DaemonProcess]:
+    with beside(demo_model, directory) as daemon:
         yield daemon
 
 
@@ -136,6 +141,22 @@ def test_requests_of_another_model_are_served_beside_one_that_dozes(dozy: Daemon
     assert running.result().error is None
     wide = Stream(dozy, {**GREEDY, "model": "wide", "max_tokens": 8})
     assert wide.result().error is None
+
+
+def test_a_request_that_comes_as_its_model_goes_to_doze_stops_that(dozy: DaemonProcess, directory: Path) -> None:
+    """It does not wait for the rest of it: the weights are never let go of, so that no file is missed."""
+    before, process = asked(dozy), worker(dozy)
+    held = dozy.faults / f"{process['worker']}.dropping.HOLD"
+    held.touch()
+    until(dozy, "leaving")
+    (weights,) = (directory / "wide").glob("*.safetensors")
+    away = weights.rename(directory / "away")
+    try:
+        assert asked(dozy) == before
+    finally:
+        away.rename(weights)
+        held.unlink()
+    assert worker(dozy)["pid"] == process["pid"]
 
 
 @contextlib.contextmanager

@@ -27,6 +27,8 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_adopted: bool
     """The API's sockets are the service manager's."""
     devices: tuple[str, ...]
+    memory_bytes: int = 0
+    """What several models may hold on all CPU devices; 0: no such limit."""
     has_stand_in: bool
     """A process waits for whichever daemon serves last."""
 
@@ -70,9 +72,9 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """Old to new, last: devices that an operator wants kept free."""
+    """Old to new, last: devices that an operator wants kept free, each of the model that it names, if it does."""
 
-    drained: tuple[str, ...]
+    drained: tuple[tuple[str, str], ...]
 
 
 Message = Inherited | Wants | Serves | Failed | Stops | Given | Yours | CalledOff | Left | Gone

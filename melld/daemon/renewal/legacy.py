@@ -25,7 +25,8 @@ class Legacy(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     responses: list[LeftResponse] = []
-    stories: list[Story] = []
+    stories: dict[str, list[Story]] = {}
+    """By model."""
 
 
 def leave(directory: Path, legacy: Legacy) -> None:

@@ -6,19 +6,17 @@ Owns this daemon's part of the channel, and which workers wait for the other dae
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from melld.control.messages import CONTROL_SOCKET, Lend
 from melld.control.runtime_directory import ControlSocket
-from melld.control.status import WorkerState
-from melld.daemon.model import ServedModel
+from melld.daemon.model import LOADING, ServedModel
 from melld.daemon.renewal import channel as wire
 from melld.daemon.renewal.handover import NEW_TABLE, Command, Event, New, step
 from melld.daemon.renewal.old import BORROWER, LOOK_S, USER
 from melld.daemon.watch import Condition
-from melld.engine.fleet.place import Place
 from melld.errors import MelldError
 
 
@@ -39,9 +37,9 @@ class NewSide:
         self._loan = Lend(command=BORROWER, pid=inherited.pid, user=USER)
         self._held = set(inherited.devices)
         self._accept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._other_ended = asyncio.Event()
+        self._has_device, self._other_ended = asyncio.Event(), asyncio.Event()
         self._idle: list[socket.socket] = []
-        self._drained: tuple[str, ...] = ()
+        self._drained: tuple[tuple[str, str], ...] = ()
         self._tasks: set[asyncio.Task[object]] = set()
         self.on_join: Callable[[list[socket.socket]], None] = self._idle.extend
         """Serves connections that the old daemon gives away; until it can, they wait here."""
@@ -68,19 +66,24 @@ class NewSide:
         return shared
 
     def begin(
-        self, model: ServedModel, condition: Condition, stop: Callable[[], None], inherit: Callable[[], None]
+        self,
+        models: Sequence[ServedModel],
+        condition: Condition,
+        stop: Callable[[], None],
+        inherit: Callable[[], None],
     ) -> None:
         """Hold all workers back until their devices are given.  `inherit` reads what the other has left."""
-        self._model, self._condition, self._stop, self._inherit = model, condition, stop, inherit
-        self._drains = model.parts.driver.drains
-        for worker in model.parts.fleet.places:
-            self._drains.lend(worker, self._loan)
+        self._models, self._condition, self._stop, self._inherit = models, condition, stop, inherit
+        for model in models:
+            for worker in model.parts.fleet.places:
+                model.parts.driver.drains.lend(worker, self._loan)
         self._channel = wire.Channel(self._end, self._heard, self._ended)
         self._tell()
 
-    def prepared(self) -> None:
-        """Ask for a device: all else that can fail has been tried."""
+    async def prepared(self) -> None:
+        """Ask for a device, as all else that can fail has been tried; return once there is one."""
         self._happen(Event.PREPARED)
+        await self._has_device.wait()
 
     async def take_over(self) -> None:
         """Return once this daemon is to take requests.  A worker is ready.
@@ -145,17 +148,15 @@ class NewSide:
             case Command.ASK:
                 self._channel.say(wire.Wants())
             case Command.START:
-                begun = [place for place in self._places() if not self._held & set(place.slot.devices)]
-                self._start(begun)
-                if not begun:
-                    self._happen(Event.SHORT)
-                elif self.state is New.SERVING:
-                    self._run(self._until_settled(begun))
+                self._run(self._start(settles=self.state is New.SERVING))
             case Command.START_ALL:
-                for place in self._places():
-                    if set(place.slot.devices) & set(self._drained):  # an operator's from now on, too
-                        self._drains.by_worker[place.slot.worker].loan = None
-                self._start(self._places())
+                self._held.clear()
+                for model in self._models:
+                    names, drains = {"", model.name}, model.parts.driver.drains.by_worker.values()
+                    for drain in drains:  # an operator's from now on, too
+                        if any(name in names and device in drain.place.slot.devices for name, device in self._drained):
+                            drain.loan = None
+                self._run(self._start())
                 if self.state is New.SERVING:
                     self._inherit()
             case Command.OFFER:
@@ -169,23 +170,15 @@ class NewSide:
                     self._accept.exception()  # it may be that nobody waits for it yet
                 self._stop()
 
-    def _places(self) -> list[Place]:
-        """Return the places whose workers wait for the other daemon."""
-        drains = self._drains.by_worker
-        places = self._model.parts.fleet.places.values()
-        return [one for one in places if (drain := drains.get(one.slot.worker)) and drain.loan is self._loan]
-
-    def _start(self, places: list[Place]) -> None:
-        for place in places:
-            self._run(self._drains.resume(place.slot.worker, self._loan))
-
-    async def _until_settled(self, places: list[Place]) -> None:
-        """Wait until these workers have loaded, or have failed to."""
-        loading = WorkerState.STARTING, WorkerState.WAKING, WorkerState.STOPPED
-        while any(place.state in loading and not place.life.setbacks for place in places):  # noqa: ASYNC110  as a loan does
+    async def _start(self, *, settles: bool = False) -> None:
+        """Start the workers whose devices are all there; `settles`: then wait until they have loaded, or failed to."""
+        begun = await self._models[0].parts.driver.loans.take_back(self._loan, self._held)
+        if begun:
+            self._has_device.set()
+        while settles and any(place.state in LOADING and not place.life.setbacks for place in begun):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-        if not self.is_alone:
-            self._happen(Event.SETTLED)
+        if not self.is_alone and (settles or not begun):
+            self._happen(Event.SETTLED if begun else Event.SHORT)
 
     def _run(self, work: Coroutine[Any, Any, object]) -> None:
         self._tasks.add(task := asyncio.create_task(work))

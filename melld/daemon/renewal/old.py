@@ -10,23 +10,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
-from melld.api.admission import Admission
-from melld.api.connections.entrance import Entrance
 from melld.control.messages import Lend, Renewal, RenewalStep
-from melld.control.runtime_directory import ControlSocket
-from melld.control.server import ControlServer
-from melld.daemon.model import ServedModel
 from melld.daemon.renewal import channel as wire
 from melld.daemon.renewal.handover import OLD_TABLE, Command, Event, Old, step
 from melld.daemon.renewal.legacy import NotLeft
-from melld.daemon.settings import Settings
-from melld.daemon.systemd import Notifier
-from melld.daemon.watch import Condition
+from melld.driver.drain import WorkerDrain
 from melld.driver.lendable import NeverLent, NothingToLend
 from melld.driver.loans import all_answered
+
+if TYPE_CHECKING:
+    from melld.daemon.renewal.succession import Succession
 
 log = logging.getLogger("melld.renewal")
 BORROWER, USER = "melld serve", "renewal"
@@ -35,42 +31,15 @@ KILL_AFTER_S = 5.0
 MAIN_PID_TRIES = 25
 
 
-class Renewable(Protocol):
-    """The daemon, as its renewal sees it."""
-
-    settings: Settings
-    models: Sequence[ServedModel]
-    condition: Condition
-    notifier: Notifier
-    control: ControlSocket
-    answering: ControlServer
-    admission: Admission
-    entrance: Entrance
-    started_with: Mapping[str, str]
-    has_stand_in: bool
-
-    def why_not_renewed(self) -> str | None:
-        """Say why another cannot take over from it now; None if one can."""
-
-    async def leave(self) -> None:
-        """Write what is to outlive it.  Raises `NotLeft`."""
-
-    async def speak_for_service(self, speaks: bool) -> None:
-        """Feed the service manager's watchdog, or stop."""
-
-    def end(self) -> None:
-        """End as at a signal."""
-
-
 class OldSide:
     """The side of a renewal that hands over."""
 
-    def __init__(self, daemon: Renewable, on_over: Callable[[], None]) -> None:
+    def __init__(self, daemon: "Succession", on_over: Callable[[], None]) -> None:
         self.state = Old.PREPARING
         self._daemon = daemon
         self._on_over = on_over
         self._loans = daemon.models[0].parts.driver.loans
-        self._work: dict[Command, asyncio.Task[None]] = {}
+        self._work: dict[Command, asyncio.Task[Any]] = {}
         self._reason = ""
         self.news = asyncio.Event()
         """Set when the state has changed."""
@@ -81,6 +50,7 @@ class OldSide:
         self._channel = wire.Channel(ours, self._heard, self._ended)
         settings, places = daemon.settings, daemon.models[0].parts.fleet.places.values()
         handed = daemon.control.lock, daemon.control.listener.fileno(), *(one.fileno() for one in settings.listeners)
+        houses = daemon.landlord.landlord.houses.values()
         inherited = wire.Inherited(
             pid=os.getpid(),
             directory=str(daemon.control.path.parent),
@@ -88,6 +58,7 @@ class OldSide:
             port=settings.config.server.port,
             is_adopted=settings.is_adopted,
             devices=tuple(device for place in places for device in place.slot.devices),
+            memory_bytes=sum(one.ledger.memory_bytes for one in houses if one.name.startswith("cpu")),
             has_stand_in=daemon.has_stand_in or not daemon.notifier.has_manager,
         )
         self._channel.say(inherited, handed)
@@ -179,7 +150,7 @@ class OldSide:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def _do(self, command: Command) -> Coroutine[Any, Any, None] | None:
+    def _do(self, command: Command) -> Coroutine[Any, Any, object] | None:
         daemon = self._daemon
         match command:
             case Command.LEND:
@@ -218,17 +189,14 @@ class OldSide:
                     self.happen(Event.NONE_TO_SPARE)
                     return
                 await asyncio.sleep(LOOK_S)
-        await all_answered(drains)
-        self._give({drain.worker for drain in drains})
+        await self._give(drains)
 
     async def _lend_all(self) -> None:
-        drains = self._loans.give(self._loan, everything=True)
-        await all_answered(drains)
-        self._give({drain.worker for drain in drains})
+        await self._give(self._loans.give(self._loan, everything=True))
 
-    def _give(self, workers: set[Any]) -> None:
-        places = self._daemon.models[0].parts.fleet.places
-        self._channel.say(wire.Given(tuple(device for worker in workers for device in places[worker].slot.devices)))
+    async def _give(self, drains: Sequence[WorkerDrain]) -> None:
+        await all_answered(drains)
+        self._channel.say(wire.Given(tuple({device for drain in drains for device in drain.place.slot.devices})))
 
     async def _await_streams(self) -> None:
         """Wait for the end of all calls: with another device at work for the new daemon, for as long as they take."""
@@ -281,8 +249,8 @@ class OldSide:
         """Say the last word, as this daemon ends."""
         for task in self._work.values():
             task.cancel()
-        drains = self._daemon.models[0].parts.driver.drains.by_worker.values()
-        places = self._daemon.models[0].parts.fleet.places
-        kept = [one.worker for one in drains if one.loan is None and one.is_over]
-        self._channel.say(wire.Gone(tuple(device for worker in kept for device in places[worker].slot.devices)))
+        models = self._daemon.models
+        each = [(model.name * (len(models) > 1), model.parts.driver.drains.by_worker.values()) for model in models]
+        kept = [(name, one.place) for name, drains in each for one in drains if one.loan is None and one.is_over]
+        self._channel.say(wire.Gone(tuple((name, device) for name, place in kept for device in place.slot.devices)))
         self._channel.close()

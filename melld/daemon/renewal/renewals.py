@@ -4,14 +4,17 @@ Owns that there is one renewal at a time, and that it hangs on the operator's co
 """
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from melld.control.messages import Renew, RenewalStep
 from melld.control.server import OpenCall
 from melld.control.status import DaemonState
 from melld.daemon.renewal.handover import Event, Old
-from melld.daemon.renewal.old import OldSide, Renewable
+from melld.daemon.renewal.old import OldSide
 from melld.errors import MelldError
+
+if TYPE_CHECKING:
+    from melld.daemon.renewal.succession import Succession
 
 
 class NotRenewed(MelldError):
@@ -24,7 +27,7 @@ class NotRenewed(MelldError):
 class Renewals:
     """The renewals of this daemon, one at a time."""
 
-    def __init__(self, daemon: Renewable) -> None:
+    def __init__(self, daemon: "Succession") -> None:
         self._daemon = daemon
         self.current: OldSide | None = None
 

@@ -9,10 +9,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from melld.api.admission import Admission
 from melld.api.connections.entrance import Entrance
 from melld.api.stored_responses import StoredResponses
-from melld.config import Config
+from melld.config import Config, CpuDevices
 from melld.control.runtime_directory import (
     ControlSocket,
     open_control_socket,
@@ -26,6 +28,7 @@ from melld.daemon.renewal.new import NewSide
 from melld.daemon.renewal.renewals import Renewals
 from melld.daemon.settings import Settings
 from melld.daemon.systemd import Notifier, Supervision
+from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition
 from melld.errors import ConfigError
 
@@ -40,6 +43,7 @@ class Succession:
 
     settings: Settings
     models: Sequence[ServedModel]
+    landlord: LandlordShell
     control: ControlSocket
     answering: ControlServer
     admission: Admission
@@ -82,17 +86,32 @@ class Succession:
         self.control = shared or open_control_socket(self._directory)
         return self.control
 
-    def begin(self, models: Sequence[ServedModel], notifier: Notifier, feed: Callable[[bool], Any]) -> None:
+    def sized(self, config: Config) -> Config:
+        """Return the configuration with the memory of CPU devices, of which the predecessor uses a part now."""
+        nbytes = self.before.inherited.memory_bytes if self.before is not None else 0
+        cpu = config.devices.cpu or CpuDevices()
+        if not nbytes or cpu.memory_bytes is not None:
+            return config
+        cpu = msgspec.structs.replace(cpu, memory_bytes=nbytes // cpu.count)
+        return msgspec.structs.replace(config, devices=msgspec.structs.replace(config.devices, cpu=cpu))
+
+    def begin(
+        self,
+        models: Sequence[ServedModel],
+        landlord: LandlordShell,
+        notifier: Notifier,
+        feed: Callable[[bool], Any],
+    ) -> None:
         """Take the daemon's parts; hold workers back until the predecessor hands over their devices.
 
         Raises:
             ConfigError: this daemon cannot take over from another.
         """
-        self.models, self.notifier, self.speak_for_service = models, notifier, feed
+        self.models, self.landlord, self.notifier, self.speak_for_service = models, landlord, notifier, feed
         if self.before is not None:
             if (reason := self._why_never_renewed()) is not None:
                 raise ConfigError("renewal", reason)
-            self.before.begin(models[0], self.condition, self.end, self.inherit)
+            self.before.begin(models, self.condition, self.end, self.inherit)
 
     def why_not_renewed(self) -> str | None:
         """Say why another cannot take over from this daemon now; None if one can."""
@@ -106,14 +125,12 @@ class Succession:
         """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
             return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
-        if len(self.models) > 1 or self.models[0].parts.fleet.supervisor.owner is not None:  # or there have been more
-            return "several models share the devices: restart the daemon instead of renewing it"
-        return None
+        return self.landlord.courier.division.why_none_is_empty
 
-    def prepared(self) -> None:
-        """Ask the daemon before this one for a device: all that can fail without one has been tried."""
+    async def prepared(self) -> None:
+        """Have a device of the daemon before this one: all that can fail without one has been tried."""
         if self.before is not None:
-            self.before.prepared()
+            await self.before.prepared()
 
     async def take_over(self) -> None:
         """Return when this daemon is to take requests; read what the one before it has left."""
@@ -135,7 +152,9 @@ class Succession:
         """Take what an earlier daemon has left."""
         legacy = take(self._file_in)
         self.stored.take(legacy.responses)
-        self.models[0].parts.stories.keep(legacy.stories)
+        for name, stories in legacy.stories.items():
+            model = next((one for one in self.models if one.name == name), self.models[0])
+            model.parts.stories.keep(stories)
         if self.before is not None and self.before.is_alone:
             self.stored.maker_ended()
 
@@ -145,7 +164,7 @@ class Succession:
         Raises:
             NotLeft: it cannot be written.
         """
-        stories = [story for model in self.models for story in model.parts.stories.ended()]
+        stories = {model.name: ended for model in self.models if (ended := model.parts.stories.ended())}
         await asyncio.to_thread(leave, self._file_in, Legacy(self.stored.left(), stories))
 
     async def ending(self) -> None:

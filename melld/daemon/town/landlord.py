@@ -151,10 +151,10 @@ class LandlordShell:
         if (tenant := self.tenants.get(model.key)) is None:
             return  # it is alone
         self._front_ends.open(model)
-        offers = [self._last_offers[worker] for worker in tenant.fleet.places if worker in self._last_offers]
-        there = any(self.landlord.instances[worker].state in ON_DEVICE for worker in tenant.fleet.places)
-        if not there and (room := [offer for offer in offers if offer.capacity_bytes]):
-            self.hear(e.ModelWanted(self._clock(), min(room, key=lambda offer: offer.wake_s).worker))
+        for _ in (workers := tenant.fleet.places):  # where an operator keeps a worker out, another is offered
+            room = [one for one in map(self._last_offers.get, workers) if one and one.capacity_bytes]
+            if room and not any(self.landlord.instances[worker].state in ON_DEVICE for worker in workers):
+                self.hear(e.ModelWanted(self._clock(), min(room, key=lambda offer: offer.wake_s).worker))
 
     # -- what happens to workers: the supervisor's and the fleet's owner ---------------------------------------------
 

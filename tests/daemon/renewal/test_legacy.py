@@ -24,13 +24,13 @@ def test_it_is_for_its_owner_alone_and_goes_when_it_is_read(tmp_path: Path) -> N
     """Clients' texts are in it."""
     old = store()
     old.put(b"one", "resp_1", Stored(body=b"{}", messages=[{"role": "user", "content": "Hi"}], size=9))
-    leave(tmp_path, Legacy(old.left(), [story("a")]))
+    leave(tmp_path, Legacy(old.left(), {"demo": [story("a")]}))
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
     legacy = take(tmp_path)
     assert list(tmp_path.iterdir()) == []
     new, stories = store(), Stories(kept=2)
     new.take(legacy.responses)
-    stories.keep(legacy.stories)
+    stories.keep(legacy.stories["demo"])
     assert new.find(b"one", "resp_1").messages == [{"role": "user", "content": "Hi"}]
     assert stories.story("a") == story("a")
     assert take(tmp_path) == Legacy()
@@ -59,4 +59,4 @@ def test_a_file_of_another_version_or_without_room_is_no_failure(tmp_path: Path)
     assert take(tmp_path) == Legacy()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(NotLeft, match="No such file or directory"):
-        leave(tmp_path / "gone", Legacy(stories=[story("a")]))
+        leave(tmp_path / "gone", Legacy(stories={"demo": [story("a")]}))

@@ -68,8 +68,8 @@ def test_whenever_the_borrower_goes_its_worker_is_back(patience: int) -> None:
         await daemon.flush()
         await borrower.over
         assert daemon.drains.by_worker == {}
-        assert (daemon.driver.loans.count, daemon.driver.loans.status_of(W0)) == (min(patience, 1), None)
-        assert daemon.driver.loans.lent_s() == pytest.approx(0.05 * patience)
+        assert (daemon.driver.loans.count[daemon.drains], daemon.driver.loans.status_of(W0)) == (min(patience, 1), None)
+        assert daemon.driver.loans.lent_s(daemon.drains) == pytest.approx(0.05 * patience)
 
     on_a_daemon(2, story)
 

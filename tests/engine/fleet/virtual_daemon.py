@@ -20,6 +20,7 @@ from melld.decisions.stories import Happened, Stories, Story
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
 from melld.driver.idle import IdleWorkers
+from melld.driver.loans import Loans
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.life import Intent
@@ -73,6 +74,7 @@ class VirtualDaemon:
         name: str = "w",
         host: Callable[[], VirtualHost] = VirtualHost,
         is_alone: bool = False,
+        loans: Loans | None = None,
     ) -> None:
         self.names = [WorkerId(f"{name}{index}") for index in range(workers)]
         specs = [WorkerSpec(worker=name, model_path="", device_kind="cpu") for name in self.names]
@@ -96,8 +98,8 @@ class VirtualDaemon:
             self.fleet.let_to(owner)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries())
-        on_rest = () if owner is None else (owner.tell_offers,)
-        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1, *on_rest)
+        ends = () if owner is None else (owner.tell_offers, loans)
+        self.driver = LoudDriver(scheduler, self.fleet, self.executor, planner, taps, loop.time, 0.1, *ends)
         self.drains = self.driver.drains
         self.idle = IdleWorkers(self.fleet, self.cluster, REST, loop.time)
         self.clients: dict[RequestId, list[int]] = {}
