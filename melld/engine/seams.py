@@ -202,8 +202,8 @@ messages | class | 0.32 | yes
   why   they go on from an assistant's words, and end and fail as Anthropic's do
   ours  api.serving.messages: Messages __class__ _engine_reasoning_kwargs _make_parser add_generation_prompt
         continue_final_message num_cache_creation_tokens num_cached_tokens parser_cls reasoning_effort thinking
-        thinking_token_budget; api.serving.roles: Renderer _should_merge_inline_system; api.serving.thinking:
-        _render_probe_prompt
+        thinking_token_budget tool_choice; api.serving.roles: Renderer _should_merge_inline_system;
+        api.serving.thinking: _render_probe_prompt
   test  api/serving/test_to_the_letter.py::test_a_stream_of_messages_is_in_anthropics_order
 
 parsers of answers | class | 0.31 | yes

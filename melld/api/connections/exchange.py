@@ -84,21 +84,19 @@ class Exchange:
 
     def send(self, event: bytes) -> bool:
         """Write an event into the begun stream without waiting; return False if it is paused or closing."""
-        if not self.comment(event):
-            return False
-        self.events += 1
-        return True
-
-    def comment(self, text: bytes) -> bool:
-        """Write what is no event, likewise."""
         transport, writer = self._protocol.transport, self._writer
         if self._protocol.writing_paused or transport is None or transport.is_closing():
             return False
-        framed = b"%x\r\n%b\r\n" % (len(text), text) if writer.chunked else text
+        framed = b"%x\r\n%b\r\n" % (len(event), event) if writer.chunked else event
         transport.write(framed)
         writer.output_size += len(framed)  # counted as its own writes are
         writer.buffer_size += len(framed)
+        self.events += 1
         return True
+
+    def comment(self, text: bytes) -> None:
+        """Write what is no event, likewise."""
+        self.events -= self.send(text)
 
     def whole(
         self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, *, leaves_body: bool = False

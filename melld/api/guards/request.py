@@ -35,6 +35,7 @@ TOOL_VALUES = 20
 """Values that a tool counts for besides its schema: vLLM compares each tool with all others."""
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "output_format")
 _TEMPLATE_KEYS = ("chat_template", "tokenize")
+_SAID = {"messages", "input", *TEXTS}
 
 
 class Trust(msgspec.Struct, frozen=True):
@@ -59,8 +60,9 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
     if "messages" in body:
         _check_messages(body["messages"], limits, budget)
     if not trust.local_media:
-        for name in ("messages", "input", *TEXTS):
-            _check_media(body.get(name), name, budget)
+        for name, said in body.items():
+            if name in _SAID:
+                _check_media(said, name, budget)
     for name in ("messages", "input"):
         _check_history(body.get(name), name, limits)
     _check_tools(body, trust)

@@ -44,6 +44,8 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
         chat.__class__ = ChatCompletionRequest
         if anthropic_request.thinking is not None:
             chat.thinking = anthropic_request.thinking.model_dump()
+        if not chat.tools:
+            chat.tool_choice = "none"  # as of a chat without tools: no parser looks for calls
         last = anthropic_request.messages[-1]
         if last.role == "assistant":
             blocks = [] if isinstance(last.content, str) else last.content

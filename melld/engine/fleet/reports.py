@@ -168,10 +168,11 @@ class Reports:
 
     def _log(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
         """Log the tokens of requests that the worker owns; drop all others from `outputs`."""
-        reported, kept = Reported(), []
+        reported, kept, tokens = Reported(), [], 0
+        live_by, leases = self._live, done.leases
         for output in outputs.outputs:
-            live = self._live.get(output.request_id)
-            if live is None or not live.is_of(worker, done.leases.get(output.request_id, 0)):
+            live, token_ids = live_by.get(output.request_id), output.new_token_ids
+            if live is None or not live.is_of(worker, leases.get(output.request_id, 0)):
                 self.dropped_outputs += 1
                 continue
             kept.append(output)
@@ -179,14 +180,15 @@ class Reports:
                 live.is_interrupted = False
                 reported.gaps_s[live.request] = now_s - live.last_output_s if live.last_output_s else None
             live.last_output_s = now_s
-            if output.new_token_ids:
+            if token_ids:
                 if not live.output_token_ids:
                     live.first_token_s = now_s
                     reported.begun.append(live.request)
-                self.workers[worker].tokens += len(output.new_token_ids)
-                if live.log(output.new_token_ids):
+                tokens += len(token_ids)
+                if live.log(token_ids):
                     reported.acquitted.append(live.request)
             if output.finish_reason is not None:
                 reported.finished.append(live.request)
+        self.workers[worker].tokens += tokens
         outputs.outputs = kept
         return reported

@@ -176,11 +176,10 @@ class Outlet:
         if self._state.is_prefilling or says_more(output):
             self._tell_detokenizer()
             return False
-        token_ids, text = output.new_token_ids, ""
+        token_ids = output.new_token_ids
         count(token_ids, timestamp_s, stats, self._state.stats)
-        for token in token_ids:
-            self._token_ids.append(token)
-            text += self._decode(token)
+        self._token_ids += token_ids
+        text = "".join(map(self._decode, token_ids))
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
             return True
@@ -250,7 +249,8 @@ class Outlet:
         number = 0 if self._number is None else self._number + 1
         if not self._sink.send(self._mould.cast(text, number)):
             return False
-        self._number = None if self._number is None else number
+        if self._number is not None:
+            self._number = number
         self.ahead += 1
         return True
 

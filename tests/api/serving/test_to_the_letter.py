@@ -80,6 +80,13 @@ def test_a_whole_message_is_anthropics(app: App) -> None:
     assert (message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens) == (0, 0)
 
 
+def test_a_message_without_tools_calls_none(app: App) -> None:
+    """What looks like a call is text, as in a chat: the client has no tool that it could run."""
+    message = Message.model_validate_json(ask(app, MESSAGES, MESSAGE | {"tools": []}), strict=True)
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert "<tool_call>" in message.content[1].text  # type: ignore[union-attr]
+
+
 def test_a_conversation_with_all_kinds_of_blocks_goes_on(app: App) -> None:
     """What an agent sends in its second turn, with what Anthropic's service alone understands."""
     cached = {"cache_control": {"type": "ephemeral"}}
