@@ -41,8 +41,8 @@ else
 	@exec $(KEEP_COMPILED) $(RUN)/melld serve --model $(MODEL) $(AMONG) $(ARGS)
 endif
 
-# Four processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.
-PYTEST := $(KEEP_COMPILED) $(RUN)/python -m pytest -n 4 --no-loadscope-reorder
+# Six processes, each with its own daemons, for two cores, as tests also wait; ARGS="-n 0" for one.
+PYTEST := $(KEEP_COMPILED) $(RUN)/python -m pytest -n 6 --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) $(ARGS)

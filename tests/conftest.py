@@ -26,6 +26,8 @@ SHARING = ("migrate", "residency", "api", "faults", "decisions")
 """Folders whose tests share daemons, workers or logs: each in one process."""
 OF_API = ("guards", "serving", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
+ALONE = ("test_suspension", "test_tensor_parallel", "test_audio", "test_images", "test_adapters")
+"""Files of `migrate` that take long with daemons of their own."""
 FIRST = (*SHARING[:3], *OF_API[:3], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker", "tests")
 """What takes longest goes first, so that all processes end with short files."""
 OTHER_NAME = "gpt-4o"
@@ -94,7 +96,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = path.parent.name
             if folder in OF_API or path.stem in OF_API:
                 return "api"
-            return folder if folder in SHARING else str(path)
+            return folder if folder in SHARING and path.stem not in ALONE else str(path)
 
     return ByDaemon(config, log)
 

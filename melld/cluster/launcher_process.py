@@ -71,4 +71,5 @@ async def run_launcher(
                 os.kill(process.pid, signal.SIGKILL)
         await process.wait()
     lines.read_rest()
+    lines.close()
     return "" if is_told else end_in_words(process.returncode, fate.killer, lines.last)

@@ -18,7 +18,6 @@ SI_KERNEL = 0x80
 
 def main() -> int:
     """Wait for all children; return the last one's exit code.  A daemon's own successor becomes a child, too."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     code = 0
     while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
@@ -39,6 +38,7 @@ def main() -> int:
 
 def become_stand_in() -> None:
     """Replace this process, which has served, by its stand-in.  A signal that comes in between waits for it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # lasts beyond execv, so that no daemon is orphaned meanwhile
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     os.execv(sys.executable, [sys.executable, "-I", "-S", __file__])  # noqa: S606
 

@@ -46,3 +46,11 @@ class OutputLines(asyncio.Protocol):
             while data := os.read(self._pipe.fileno(), 1 << 16):
                 self.data_received(data)
         self.data_received(b"\n")
+
+    def close(self) -> None:
+        """Read no further, though processes may still hold the other end."""
+        if self._reading.done() and not self._reading.cancelled() and self._reading.exception() is None:
+            self._reading.result()[0].close()
+        else:
+            self._reading.cancel()
+            self._pipe.close()

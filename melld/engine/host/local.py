@@ -104,6 +104,7 @@ class LocalChild(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.close()
             self._lines.read_rest()
+            self._lines.close()
             reason = cause or end_in_words(exit_code, self._fate.killer, self._lines.last)
             self._ear.exited(reason, self._fate.is_from_outside(exit_code))
 

@@ -112,6 +112,7 @@ class TemplateProcess:
             self._forget()
         self._thread.shutdown()
         os.close(self._output)
+        self._lines.close()
 
     def _follow(self) -> None:
         """Watch the present template for its end."""

@@ -116,9 +116,9 @@ async def test_a_process_is_told_of_from_its_fork_to_its_end(tmp_path: Path, mon
     """Also what it prints, which says why it ended, and also if its template stands still then."""
     replace_torch(ALMOST_NOTHING, tmp_path, monkeypatch)
     said: asyncio.Queue[Any] = asyncio.Queue()
-    output = OutputLines(lambda _: None)
     async with template() as asked, asyncio.timeout(PATIENCE_S):
         for harm in (0, signal.SIGSTOP):
+            output = OutputLines(lambda _: None)
             process = LocalProcess(said.put_nowait, lambda *end: said.put_nowait(end))
             with os.fdopen(output.open(), "wb", 0) as write_end:
                 asked.spawn(process, SPEC, (0, write_end.fileno()))
@@ -130,6 +130,7 @@ async def test_a_process_is_told_of_from_its_fork_to_its_end(tmp_path: Path, mon
             assert await said.get() == (1, "")
             output.read_rest()
             assert output.last[-1] == "OSError: [Errno 88] Socket operation on non-socket"
+            output.close()
             process.kill()  # nothing
 
 
