@@ -215,8 +215,7 @@ class IdleConfig(Table, frozen=True, kw_only=True):
     """Seconds without requests before a worker sleeps.  Default: 60; with `mell-slo`, as long as staying awake costs
     less than waking up again."""
     stop_after_s: Seconds = 240.0
-    """Seconds asleep before its process exits; longer if it was recently needed soon after stopping.  With several
-    models, seconds of dozing; 0: never doze."""
+    """Seconds asleep before its process exits.  With several models, seconds of dozing; 0: never doze."""
     host_cache_bytes: Annotated[int | str | None, msgspec.Meta(examples=["64GiB"])] = None
     """With several models on GPUs: host memory for the weights of dozing models, by vLLM's sleep mode; requests then
     move by tokens.  Default: never doze."""

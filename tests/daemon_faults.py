@@ -77,6 +77,7 @@ def inject(directory: Path) -> None:
     from melld.daemon import lifecycle
     from melld.daemon.town.tenant import Tenant
     from melld.daemon.watch import Watch
+    from melld.driver.idle import IdleWorkers
     from melld.driver.news import News
     from melld.engine.fleet.hung import HungWorkers
     from melld.engine.fleet.reports import Reports
@@ -84,7 +85,6 @@ def inject(directory: Path) -> None:
     from melld.engine.frontend.token_texts import TokenTexts
     from melld.errors import MelldError
     from melld.ids import RequestId
-    from melld.scheduler.idle import Idle
 
     faults = TaskFaults(directory)
     faults.after(lifecycle, "in_words", "reload")
@@ -94,7 +94,7 @@ def inject(directory: Path) -> None:
     faults.after(Watch, "_follow_capacities", "readings")
     faults.after(TokenTexts, "__call__", "token texts")
     faults.after(Reports, "take_grown", "epochs")
-    faults.after(Idle, "look", "idle workers")
+    faults.after(IdleWorkers, "look", "idle workers")
     faults.after(Tenant, "take_load", "landlord")
 
     async def get(original: Any, queue: Any) -> Any:

@@ -30,7 +30,7 @@ P  decisions.*
 P  migrate.*
 P  control.messages  control.status  daemon.renewal.handover
 P  simulator.*
-P  engine.wire.*  engine.answer_formats  engine.fleet.life  engine.seams
+P  engine.wire.*  engine.answer_formats  engine.fleet.life
 P  engine.frontend.schema  engine.frontend.judge_queue  engine.frontend.moulds
 W  migrate.transports.*
 W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.model_files

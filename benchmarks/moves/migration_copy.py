@@ -86,18 +86,16 @@ def _on_cpu(handle: KvHandle, ours: Ours) -> Iterator[tuple[str, Link, Plain]]:
 def _on_gpu(handle: KvHandle, ours: Ours) -> Iterator[tuple[str, Link, Plain]]:
     from melld.migrate.transports import cuda_peer, cuda_runtime, cuda_staged
 
-    for way in cuda_peer.WAYS:
-        if way == cuda_peer.ENGINES and not cuda_runtime.batch_copies_supported():
-            continue
-        link = cuda_peer.open_link(handle, ours.region, ours.layout, [way])
+    link = cuda_peer.open_link(handle, ours.region, ours.layout)
 
-        def plain(nbytes: int, peer: int = link._address) -> None:  # noqa: SLF001
-            stream = torch.cuda.Stream()
-            here, there = (np.array([address], dtype=np.uint64) for address in (ours.region.data_ptr(), peer))
-            cuda_runtime.copy_batch(here, there, nbytes, stream)
-            cuda_runtime.end_of(stream)()
+    def plain(nbytes: int) -> None:
+        stream = torch.cuda.Stream()
+        peer = link._address  # noqa: SLF001
+        here, there = (np.array([address], dtype=np.uint64) for address in (ours.region.data_ptr(), peer))
+        cuda_runtime.copy_batch(here, there, nbytes, stream)
+        cuda_runtime.end_of(stream)()
 
-        yield f"{cuda_peer.NAME} {way}", link, plain
+    yield cuda_peer.NAME, link, plain
     if cuda_runtime.batch_copies_supported():
         yield cuda_staged.NAME, cuda_staged.open_link(handle, ours.region, ours.layout), plain
 

@@ -1,10 +1,15 @@
 """The endpoints that need no engine: health, readiness, versions, metrics, models, status and the overview page."""
 
 import asyncio
+import base64
 import dataclasses
+import functools
+import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -17,10 +22,44 @@ from melld.api.answers import JSON, Refusal
 from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
 from melld.api.openapi import LOOKED, openapi_document
-from melld.api.overview import NO_STORE, overview_headers, overview_html
 from melld.api.stored_responses import StoredResponses
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus
+
+# Answers that name requests must not be cached.
+NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@functools.cache
+def overview_html() -> bytes:
+    """Return the page, with the files that it names in comments."""
+    folder = files("melld.api")
+    page = folder.joinpath("overview.html").read_bytes()
+    return re.sub(rb"/\* (chat\.\w+) \*/\n", lambda name: folder.joinpath(name[1].decode()).read_bytes(), page)
+
+
+@functools.cache
+def overview_headers() -> dict[str, str]:
+    """Return the page's headers: the policy names the page's one script and one style by their digests."""
+    policy = (
+        "default-src 'none'",
+        f"script-src {_source('script')}",
+        f"style-src {_source('style')}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    kind = {"Content-Type": "text/html; charset=utf-8", "Referrer-Policy": "no-referrer"}
+    return NO_STORE | kind | {"Content-Security-Policy": "; ".join(policy)}
+
+
+def _source(element: str) -> str:
+    """Return the digest of the element's text, as a browser computes it."""
+    found = re.findall(rb"<%b>(.*?)</%b>" % (element.encode(), element.encode()), overview_html(), re.DOTALL)
+    assert len(found) == 1, f"the page has one {element}"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(found[0]).digest()).decode()}'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

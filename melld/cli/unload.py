@@ -13,9 +13,7 @@ from melld.control.status import ModelStatus
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the sub-command to `parser`."""
-    parser.add_argument(
-        "--now", action="store_true", help="end its running requests with an error immediately immediately immediately"
-    )
+    parser.add_argument("--now", action="store_true", help="end its running requests with an error immediately")
     takes_model(
         parser,
         "Unload one of several models once its running requests finish; the next request reloads it.",

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Print what happened to a request, when and why: waiting, placement, moves, end.  Times are in seconds since "
         "it arrived; #N is the event that triggered it, `step` in the decision log."
     )
-    describe(parser, does, "done", "unknown request or unreadable log", "print print the story as JSON")
+    describe(parser, does, "done", "unknown request or unreadable log", "print the story as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,13 +16,13 @@ from melld.config import Config
 from melld.control.status import SERVING, DaemonStatus, WorkerState, WorkerStatus
 from melld.daemon.model import ServedModel
 from melld.daemon.systemd import own_command
+from melld.driver.idle import SLEEP_AFTER_S
 from melld.engine.fleet.place import Place
 from melld.engine.model_files import answer_formats
 from melld.errors import ConfigError, MelldError
 from melld.ids import WorkerId
 from melld.nearest import did_you_mean, nearest
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.idle import SLEEP_AFTER_S
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.priorities import Priorities

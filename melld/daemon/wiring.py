@@ -37,7 +37,7 @@ from melld.decisions.records import header_record
 from melld.decisions.stories import Stories
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
-from melld.driver.idle import IdleWorkers
+from melld.driver.idle import SLEEP_AFTER_S, IdleSettings, IdleWorkers
 from melld.driver.loans import Loans
 from melld.driver.report import MoveMeters
 from melld.engine.arguments import async_scheduling_told
@@ -56,7 +56,6 @@ from melld.landlord.tenure import LandlordSettings
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.migrate.topology import segments_of
-from melld.scheduler.idle import SLEEP_AFTER_S, IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.scheduler import Scheduler

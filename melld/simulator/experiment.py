@@ -13,7 +13,6 @@ import numpy as np
 from melld import __version__
 from melld.decisions.records import header_record
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.balance import LARGE_TRIGGER, LoadBalance
 from melld.scheduler.policies.mell.plan import MellSettings
 from melld.scheduler.policies.mell.policy import Mell
 from melld.scheduler.policies.names import POLICIES, Policies
@@ -30,7 +29,6 @@ ALL_POLICIES: Policies = {
     "mell-unbatched": partial(Mell, settings=MellSettings(batching=False)),
     "mell-literal": partial(Mell, settings=MellSettings(literal=True)),
     "mell-literal-unbatched": partial(Mell, settings=MellSettings(literal=True, batching=False)),
-    "load-balance-eager": partial(LoadBalance, settings=LARGE_TRIGGER),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from melld.api.overview import overview_headers, overview_html
+from melld.api.pages import overview_headers, overview_html
 from melld.control.status import DaemonStatus
 from tests.api.browser import Tab
 

@@ -8,7 +8,7 @@ import msgspec
 import openai
 import pytest
 
-from melld.api.overview import overview_headers, overview_html
+from melld.api.pages import overview_headers, overview_html
 from melld.control.status import DaemonStatus, ModelState, ModelStatus
 from melld.scheduler.policies.mell.classes import Limits
 from tests.api.browser import Tab

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from melld.engine.seams import SEAMS, Seam
 from tests.contracts import reaching
 from tests.contracts.places import changed, places
+from tests.contracts.seams import SEAMS, Seam
 from tests.docs.seams_text import PAGE, seams_text
 
 TESTS = Path(__file__).parents[1]

@@ -10,8 +10,7 @@ import pytest
 from melld.config import Config
 from melld.config_text import parse_config
 from melld.daemon.devices import sized, slots_by_model
-from melld.daemon.town.dividing import division_of, lacks_sizes
-from melld.daemon.town.letting import _arena
+from melld.daemon.town.letting import _arena, division_of, lacks_sizes
 from melld.daemon.town.tenant import Tenant
 from melld.engine.fleet.arena import Arena, GpuArena
 from melld.engine.wire import messages as wire

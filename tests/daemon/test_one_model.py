@@ -88,7 +88,7 @@ async def test_one_model_in_a_list_is_a_lone_model(
         parts = made(text, policy, tmp_path / f"{name}.jsonl")
         live(parts, random.Random(7))
         logs.append((tmp_path / f"{name}.jsonl").read_bytes())
-        slots.append([(place.slot, parts.idle._idle.settings) for place in parts.fleet.places.values()])
+        slots.append([(place.slot, parts.idle.settings) for place in parts.fleet.places.values()])
     assert slots[0] == slots[1]
     assert logs[0] == logs[1]
     assert logs[0].count(b"\n") > 400

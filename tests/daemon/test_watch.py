@@ -25,7 +25,7 @@ from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
 from melld.decisions.stories import Stories
 from melld.driver.drain import WorkerDrain
-from melld.driver.idle import IdleWorkers
+from melld.driver.idle import IdleSettings, IdleWorkers
 from melld.driver.lendable import NeverLent
 from melld.engine.fleet.life import MAX_FAILED_STARTS, Event, Intent, State, Who
 from melld.engine.fleet.place import Place
@@ -38,7 +38,6 @@ from melld.kvstore.worker_readings import WorkerReading
 from melld.landlord.division import Division
 from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
-from melld.scheduler.idle import IdleSettings
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 

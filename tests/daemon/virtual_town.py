@@ -16,7 +16,7 @@ from melld.config import Config, ModelConfig
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel, Unloaded
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.town.tenant import Tenant
-from melld.driver.idle import IdleWorkers
+from melld.driver.idle import IdleSettings, IdleWorkers
 from melld.driver.loans import Loans
 from melld.engine.fleet.request import RequestKilledWorkers
 from melld.engine.host.ports import Ear
@@ -28,7 +28,6 @@ from melld.landlord import events as e
 from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
 from melld.landlord.tenure import LandlordSettings
-from melld.scheduler.idle import IdleSettings
 from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, end_all
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, VirtualChild, VirtualHost, VirtualWorker

@@ -58,7 +58,7 @@ def recorded(policy: str) -> Any:
 
 
 TestMellPlus = recorded("mell-plus")
-TestLoadBalance = recorded("load-balance-eager")
+TestLoadBalance = recorded("load-balance")
 TestMostFree = recorded("most-free")
 
 

@@ -143,7 +143,7 @@ def test_the_same_seed_writes_the_same_bytes(policy: str) -> None:
 )
 def test_the_auditor_misses_no_lost_record(kind: str, why: str) -> None:
     """An auditor that cannot find faults proves nothing."""
-    lines = log_of("load-balance-eager", SMALL)
+    lines = log_of("load-balance", SMALL)
     lost = next(index for index, line in enumerate(lines) if json.loads(line)["kind"] == kind)
     faults = Auditor().read(lines[:lost] + lines[lost + 1 :]).faults
     assert faults

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from melld.engine.seams import SEAMS
+from tests.contracts.seams import SEAMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BEGIN, END = "<!-- seams -->\n", "<!-- end of seams -->\n"

@@ -63,16 +63,12 @@ def assert_pulled(tensors: list[torch.Tensor], order: str, source: list[int], ta
 SOURCE, TARGET = [3, 4, 5, 9, 1, 20], [7, 8, 9, 2, 23, 0]
 
 
-@pytest.mark.parametrize("copier", ["kernel", "engines"])
-def test_peer_copies_are_exact(sibling: Any, copier: str) -> None:
-    """All layers of all blocks, by one launch or one batched call, and nothing beside them."""
-    from melld.migrate.transports import cuda_peer, cuda_runtime
+def test_peer_copies_are_exact(sibling: Any) -> None:
+    """All layers of all blocks, by one launch, and nothing beside them."""
+    from melld.migrate.transports import cuda_peer
 
     tensors, layout, region = ours(sibling.order)
-    if copier == cuda_peer.ENGINES and not cuda_runtime.batch_copies_supported():
-        pytest.skip("no batched copies with this CUDA runtime")
-    link = cuda_peer.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout, [copier])
-    assert link.copiers.names == (copier,)
+    link = cuda_peer.open_link(msgspec.msgpack.decode(sibling.handle, type=KvHandle), region, layout)
     Puller(link, checksum=True).pull(SOURCE, TARGET)
     assert_pulled(tensors, sibling.order, SOURCE, TARGET)
     link.close()

@@ -1,5 +1,7 @@
 """Limits the work that one call may ask for.
 
+Refuses, too, what beam search would ignore without a word.
+
 Pure: a parsed request (one of vLLM's pydantic models) in, a `Refusal` (400, with `param`) or nothing out.  Limits are
 compared with parsed values, because pydantic accepts several forms of one number (`200`, `200.0`, `"200"`, `true`).
 """
@@ -9,7 +11,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from melld.api.answers import bad
-from melld.api.guards.beams import check_beams
 from melld.api.parsing import TEXTS
 from melld.config_server import ServerConfig
 
@@ -84,3 +85,54 @@ def _count_characters(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_count_characters, (*value, *value.values())))
     return sum(map(_count_characters, value)) if isinstance(value, list) else 0
+
+
+IGNORED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "frequency_penalty": (0,),
+    "logit_bias": (),
+    "logprob_token_ids": (),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "repetition_penalty": (1,),
+    "response_format": (),
+    "routed_experts_prompt_start": (0,),
+    "seed": (),
+    "spaces_between_special_tokens": (True,),
+    "stop": ("",),
+    "stop_token_ids": (),
+    "structured_outputs": (),
+    "thinking_token_budget": (-1,),
+    "top_k": (0, -1),
+    "top_p": (1,),
+    "vllm_xargs": (),
+}
+"""Fields that beam search ignores, and the values besides none with which that makes no difference."""
+_NONE: tuple[Any, ...] = (None, [], {})
+
+
+def check_beams(request: BaseModel) -> None:
+    """Refuse a beam search with fields that it ignores.
+
+    Raises:
+        Refusal: 400, with the field as `param`.
+    """
+    if not getattr(request, "use_beam_search", False):
+        return
+    for name, neutral in IGNORED.items():
+        value = getattr(request, name, None)
+        if value not in (*_NONE, *neutral) and not (name == "response_format" and _is_plain(value)):
+            raise bad(name, f"beam search does not support {name}: remove it or use_beam_search")
+    if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
+        raise bad("tool_choice", "beam search cannot be forced to call a tool: use tool_choice auto, or no beam search")
+    if any(tool.function.strict for tool in getattr(request, "tools", None) or ()):
+        raise bad("tools", "beam search does not support the schemas of strict tools")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for a text's format without constraints, and for an audio's, which is no matter of its tokens."""
+    return isinstance(value, str) or getattr(value, "type", None) == "text"

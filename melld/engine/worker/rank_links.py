@@ -127,9 +127,6 @@ class RanksLink:
         self._lines.call("copy", self._key, list(source_blocks), list(destination_blocks))
         return done
 
-    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """See `Link`: each rank has tuned its own."""
-
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """See `Link`."""
         total = 0

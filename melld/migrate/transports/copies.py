@@ -124,4 +124,4 @@ class Copies:
         except TransportFailed as error:
             return CopyDone(job.name, failure=str(error), is_link_broken=isinstance(error, LinkBroken))
         except Exception as error:  # noqa: BLE001  a move waits for the job's end: report it, whatever the cause
-            return CopyDone(job.name, failure=f"{type(error).__name__}: {error}")
+            return CopyDone(job.name, failure=f"{type(error).__name__}: {error}", is_link_broken=True)

@@ -7,8 +7,8 @@ silently.  So a way to copy is used only after it has delivered the whole patter
 import numpy as np
 import torch
 
-from melld.migrate.transports.copiers import Begin
 from melld.migrate.transports.layout import KvLayout
+from melld.migrate.transports.transport import Begin, TransportFailed
 
 BLOCKS, CHUNK_BYTES = 64, 4096
 LAYOUT = KvLayout(BLOCKS, CHUNK_BYTES, CHUNK_BYTES, (0,), BLOCKS * CHUNK_BYTES)
@@ -20,12 +20,17 @@ def pattern(seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, LAYOUT.region_bytes, dtype=np.uint8))
 
 
-def is_delivered(begin: Begin, region: torch.Tensor, seed: int) -> bool:
-    """Return True if a copy of the peer's pattern into `region` (uint8, ours, `LAYOUT`) is correct."""
+def require_delivered(transport: str, begin: Begin, region: torch.Tensor, seed: int) -> None:
+    """Copy the peer's pattern into `region` (uint8, ours, `LAYOUT`).
+
+    Raises:
+        TransportFailed: other bytes have arrived.
+    """
     region.zero_()
     if region.is_cuda:
         torch.cuda.synchronize(region.device)  # the copy runs on a stream of its own
     source, destination = list(range(BLOCKS)), list(reversed(range(BLOCKS)))
     begin(source, destination)()
     expected = pattern(seed).view(BLOCKS, CHUNK_BYTES).flip(0)
-    return bool(torch.equal(region.cpu().view(BLOCKS, CHUNK_BYTES), expected))
+    if not torch.equal(region.cpu().view(BLOCKS, CHUNK_BYTES), expected):
+        raise TransportFailed(transport, "it delivers different bytes from the peer's")

@@ -39,8 +39,7 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
         room = torch.empty(cuda_canary.LAYOUT.region_bytes, dtype=torch.uint8, device=region.device)
         address = where.canary.map(peer, opened)
         canary = CudaStagedLink(address, cuda_canary.LAYOUT, peer, room, cuda_canary.LAYOUT, contextlib.ExitStack())
-        if not cuda_canary.is_delivered(canary.begin, room, where.canary_seed):
-            raise TransportFailed(NAME, "it delivers different bytes from the peer's")
+        cuda_canary.require_delivered(NAME, canary.begin, room, where.canary_seed)
     opened = contextlib.ExitStack()
     with contextlib.ExitStack() as unless_made:
         unless_made.callback(opened.close)

@@ -67,6 +67,10 @@ Wait = Callable[[], None]
 """Block until a copy that was begun is complete."""
 
 
+Begin = Callable[[Sequence[int], Sequence[int]], Wait]
+"""Begins to copy these blocks of the peer into those of ours."""
+
+
 def done() -> None:
     """Return at once: the wait for a copy that was complete when it had begun."""
 
@@ -82,10 +86,6 @@ class Link(Protocol):
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """Begin to copy whole blocks.  Copies end in the order in which they began."""
-
-    def tune(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> None:
-        """Warm up and find the fastest way on these blocks; ours are overwritten."""
-        self.begin(source_blocks, destination_blocks)()
 
     def checksum(self, side: str, blocks: Sequence[int]) -> int:
         """Return a checksum of the bytes and their places in these blocks of `"source"` or `"destination"`."""

@@ -7,23 +7,12 @@ each pair moves its smallest request.
 
 from typing import ClassVar
 
-import msgspec
-
-from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.fit import WorstFit
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Worker
 
-
-class BalanceSettings(msgspec.Struct, frozen=True):
-    """Freeness, in shares of the capacity per request, below which a worker sends and above which one receives."""
-
-    source_below: float = 0.01
-    destination_above: float = 0.04
-
-
-SMALL_TRIGGER = BalanceSettings()
-LARGE_TRIGGER = BalanceSettings(source_below=0.03, destination_above=0.06)
+SOURCE_BELOW, DESTINATION_ABOVE = 0.01, 0.04
+"""Freeness, in shares of the capacity per request, below which a worker sends and above which one receives."""
 
 
 class LoadBalance(WorstFit):
@@ -31,15 +20,11 @@ class LoadBalance(WorstFit):
 
     name: ClassVar[str] = "load-balance"
 
-    def __init__(self, cluster: Cluster, settings: BalanceSettings = SMALL_TRIGGER) -> None:
-        super().__init__(cluster)
-        self.settings = settings
-
     def epoch(self) -> None:
         """Pair the lowest with the highest; one move per pair."""
         ranked = sorted((freeness(worker), worker.order, worker) for worker in self.cluster.active.values())
         for (low, _, source), (high, _, destination) in zip(ranked, reversed(ranked), strict=True):
-            if low >= self.settings.source_below or high <= self.settings.destination_above:
+            if low >= SOURCE_BELOW or high <= DESTINATION_ABOVE:
                 return
             request = min(source.movable, key=lambda one: (one.kv_bytes, one.sequence), default=None)
             if request is not None and self.cluster.fits(destination, request.kv_bytes):

@@ -12,7 +12,7 @@ from vllm.entrypoints.speech_to_text.transcription.protocol import Transcription
 from vllm.entrypoints.speech_to_text.translation.protocol import TranslationRequest
 
 from melld.api.answers import Refusal
-from melld.api.guards.beams import IGNORED, check_beams
+from melld.api.guards.work import IGNORED, check_beams
 
 MODELS = (ChatCompletionRequest, CompletionRequest, TranscriptionRequest, TranslationRequest)
 ELSEWHERE = {

@@ -19,7 +19,7 @@ from melld.decisions.records import Record, header_record
 from melld.decisions.stories import Happened, Stories, Story
 from melld.driver.driver import Driver
 from melld.driver.executor import Executor
-from melld.driver.idle import IdleWorkers
+from melld.driver.idle import IdleSettings, IdleWorkers
 from melld.driver.loans import Loans
 from melld.driver.report import MoveMeters
 from melld.engine.fleet.fleet import Fleet
@@ -33,7 +33,6 @@ from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.migrate.table import MoveState
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.idle import IdleSettings
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from melld.scheduler.state import RequestState

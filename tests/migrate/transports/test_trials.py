@@ -1,5 +1,6 @@
-"""A link's choice of ways: whatever a way raises, bytes arrive by another, or the failure is reported."""
+"""A link's trials: a way that raises or delivers other bytes is not used, and the next one is."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -7,7 +8,6 @@ import pytest
 import torch
 
 from melld.migrate.transports import choose, cuda_canary, shared_memory
-from melld.migrate.transports.copiers import SAMPLES, Copiers
 from melld.migrate.transports.layout import KvLayout, layout_of
 from melld.migrate.transports.shared_memory import SharedMemoryLink
 from melld.migrate.transports.transport import KvHandle, Puller, TransportFailed, Wait
@@ -16,71 +16,6 @@ from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
 
 class Oddity(Exception):
     """An exception of somebody else's."""
-
-
-class Way:
-    """Way that records its calls, takes `seconds` of a clock, and fails on demand."""
-
-    def __init__(self, clock: list[float], seconds: float = 1.0, fails: str = "") -> None:
-        self.begun: list[tuple[list[int], list[int]]] = []
-        self.clock, self.seconds, self.fails = clock, seconds, fails
-
-    def __call__(self, source: Sequence[int], target: Sequence[int]) -> Wait:
-        if self.fails == "at once":
-            raise Oddity("cannot be compiled")
-        self.begun.append((list(source), list(target)))
-        self.clock[0] += self.seconds
-        return self._land
-
-    def _land(self) -> None:
-        if self.fails == "later":
-            raise Oddity("an illegal address")
-
-
-@pytest.fixture
-def clock() -> list[float]:
-    return [0.0]
-
-
-@pytest.mark.parametrize("fails", ["at once", "later"])
-def test_a_way_that_fails_gives_way_to_the_next(clock: list[float], fails: str) -> None:
-    """A kernel that does not compile on some card must not cost the move, nor any later one."""
-    broken, sound = Way(clock, fails=fails), Way(clock)
-    copiers = Copiers("link", {"broken": broken, "sound": sound})
-    copiers.begin([1, 2], [3, 4])()
-    assert sound.begun == [([1, 2], [3, 4])]
-    assert copiers.names == ("sound",)
-
-
-def test_without_a_way_the_link_says_what_each_failed_of(clock: list[float]) -> None:
-    """An operator reads both reasons, not the last one alone."""
-    copiers = Copiers("link", {"a": Way(clock, fails="at once"), "b": Way(clock, fails="later")})
-    with pytest.raises(TransportFailed, match=r"a: Oddity: cannot be compiled; b: Oddity: an illegal address"):
-        copiers.begin([1], [1])()
-    with pytest.raises(TransportFailed):
-        copiers.begin([1], [1])
-
-
-def test_the_fastest_way_by_the_median_is_used(clock: list[float]) -> None:
-    """One slow first copy (it compiles) or one hiccup does not choose the slower way for good."""
-    slow, fast = Way(clock, seconds=2.0), Way(clock, seconds=1.0)
-    hiccups = iter([50.0, 40.0] + [0.0] * SAMPLES)
-
-    def hiccuping(source: Sequence[int], target: Sequence[int]) -> Wait:
-        clock[0] += next(hiccups)
-        return fast(source, target)
-
-    copiers = Copiers("link", {"slow": slow, "fast": hiccuping}, clock=lambda: clock[0])
-    copiers.measure([1], [1])
-    assert copiers.names == ("fast", "slow")
-    assert copiers.measured_s == {"fast": 1.0, "slow": 2.0}
-
-
-def test_a_way_that_fails_while_it_is_measured_is_dropped(clock: list[float]) -> None:
-    """A way that fails when a link opens is not tried beside a client's request."""
-    copiers = Copiers("link", {"a": Way(clock, fails="later"), "b": Way(clock)}, clock=lambda: clock[0])
-    copiers.measure([1], [1])
-    assert copiers.names == ("b",)
 
 
 def regions(fill_source: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,13 +38,9 @@ def test_a_way_is_trusted_once_it_has_delivered_the_canary(
     """A driver that promises access to a peer's memory and delivers other bytes would corrupt answers in silence."""
     source, room = regions(whole)
     link = SharedMemoryLink(source, cuda_canary.LAYOUT, room, cuda_canary.LAYOUT)
-    copiers = Copiers("link", {"this": garble(link)})
-    if trusted:
-        copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, seed=7))
-        assert copiers.names == ("this",)
-    else:
-        with pytest.raises(TransportFailed, match="different bytes from the peer's"):
-            copiers.keep_true(lambda way: cuda_canary.is_delivered(way, room, seed=7))
+    refused = pytest.raises(TransportFailed, match="different bytes from the peer's")
+    with contextlib.nullcontext() if trusted else refused:
+        cuda_canary.require_delivered("link", garble(link), room, seed=7)
 
 
 class _Recorder(SharedMemoryLink):
