@@ -9,12 +9,12 @@ SETTINGS = IdleSettings(sleep_after_s=10.0, stop_after_s=20.0)
 
 
 def at_rest(count: int, asleep: bool = True, wake_s: float = 2.0) -> list[WorkerAtRest]:
-    """Workers w1, w2, ... of which w1 is woken first."""
+    """Return workers w1, w2, ... of which w1 is woken first."""
     return [WorkerAtRest(f"w{rank}", rank, asleep, wake_s) for rank in range(1, count + 1)]
 
 
 class TestSleeping:
-    def test_a_worker_that_nobody_has_used_sleeps_after_its_delay(self) -> None:
+    def test_a_never_used_worker_sleeps_after_its_delay(self) -> None:
         """A started worker that is not needed sleeps like one that was used."""
         idle = Idle(SETTINGS)
         assert idle.look(0, at_rest(1, asleep=False), 100.0).sleep == ()
@@ -22,7 +22,7 @@ class TestSleeping:
         assert idle.look(0, at_rest(1, asleep=False), 110.0).sleep == ("w1",)
 
     def test_a_sleeper_ends_after_its_delay(self) -> None:
-        """The time asleep counts from when it fell asleep, not from when it was last of use."""
+        """The time counts from when it fell asleep, not from its last use."""
         idle = Idle(SETTINGS)
         idle.look(0, at_rest(1, asleep=False), 0.0)
         idle.look(0, at_rest(1), 10.0)
@@ -30,7 +30,7 @@ class TestSleeping:
         assert idle.look(0, at_rest(1), 29.9).stop == ()
         assert idle.look(0, at_rest(1), 30.0).stop == ("w1",)
 
-    def test_use_in_between_starts_the_time_anew(self) -> None:
+    def test_use_in_between_restarts_the_delay(self) -> None:
         """A worker that is needed now and then is not stopped by the sum of its pauses."""
         idle = Idle(SETTINGS)
         idle.look(0, at_rest(1), 0.0)
@@ -48,7 +48,7 @@ class TestSleeping:
 
 class TestHysteresis:
     def needed_every(self, gap_s: float, wake_s: float, times: int = 3) -> tuple[Idle, float]:
-        """One worker that was needed several times, with such a gap in between; now it is at rest again."""
+        """Return a worker that was needed several times, with such gaps in between, now asleep again."""
         idle, now_s = Idle(IdleSettings(0.0, 1.0)), 0.0
         for _ in range(times):
             idle.look(1, [], now_s)
@@ -58,7 +58,7 @@ class TestHysteresis:
         idle.look(0, at_rest(1, wake_s=wake_s), now_s)
         return idle, now_s
 
-    def test_what_is_said_of_a_sleepers_end_is_when_it_ends(self) -> None:
+    def test_a_sleeper_s_announced_end_is_when_it_ends(self) -> None:
         """An operator who waits for the GPU reads when it is free, and why that is later than configured."""
         idle, now_s = self.needed_every(1.0, wake_s=2.0)
         ending = idle.endings["w1"]
@@ -67,13 +67,13 @@ class TestHysteresis:
         assert idle.look(0, at_rest(1, wake_s=2.0), ending.at_s).stop == ("w1",)
         assert idle.endings == {}
 
-    def test_what_is_needed_again_soon_is_kept_for_a_while(self) -> None:
+    def test_a_worker_that_is_soon_needed_again_is_kept_for_a_while(self) -> None:
         """A start of ten seconds is not paid to save five."""
         idle, now_s = self.needed_every(gap_s=5.0, wake_s=10.0)
         assert idle.look(0, at_rest(1, wake_s=10.0), now_s + 39.9).stop == ()
         assert idle.look(0, at_rest(1, wake_s=10.0), now_s + 40.0).stop == ("w1",)
 
-    def test_what_is_needed_seldom_ends_as_configured(self) -> None:
+    def test_a_rarely_needed_worker_ends_as_configured(self) -> None:
         """Where a start is cheap against the pauses, the operator's delay is the delay."""
         idle, now_s = self.needed_every(gap_s=50.0, wake_s=10.0)
         assert idle.look(0, at_rest(1, wake_s=10.0), now_s + 1.0).stop == ("w1",)
@@ -93,7 +93,7 @@ class TestHysteresis:
 def test_every_idle_worker_ends_and_none_too_early(
     uses: list[tuple[int, float]], wake_s: float, stop_after_s: float
 ) -> None:
-    """Whatever has happened: at least the configured time, at most that or `BREAK_EVEN` wake times."""
+    """In any history: at least the configured time, at most that or `BREAK_EVEN` wake times."""
     idle, now_s = Idle(IdleSettings(0.0, stop_after_s)), 0.0
     for in_use, seconds in uses:
         idle.look(in_use, at_rest(4 - in_use, wake_s=wake_s), now_s)

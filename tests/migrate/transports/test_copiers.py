@@ -1,4 +1,4 @@
-"""A link's choice of ways: whatever a way raises, bytes arrive by another, or the failure is reported."""
+"""A link's choice of ways: whatever one raises, bytes arrive by another, or the failure is reported."""
 
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -15,7 +15,7 @@ from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
 
 
 class Oddity(Exception):
-    """An exception of somebody else's."""
+    """A foreign exception."""
 
 
 class Way:
@@ -43,7 +43,7 @@ def clock() -> list[float]:
 
 
 @pytest.mark.parametrize("fails", ["at once", "later"])
-def test_a_way_that_fails_gives_way_to_the_next(clock: list[float], fails: str) -> None:
+def test_a_way_that_fails_is_replaced_by_the_next(clock: list[float], fails: str) -> None:
     """A kernel that does not compile on some card must not cost the move, nor any later one."""
     broken, sound = Way(clock, fails=fails), Way(clock)
     copiers = Copiers("link", {"broken": broken, "sound": sound})
@@ -52,7 +52,7 @@ def test_a_way_that_fails_gives_way_to_the_next(clock: list[float], fails: str) 
     assert copiers.names == ("sound",)
 
 
-def test_without_a_way_the_link_says_what_each_failed_of(clock: list[float]) -> None:
+def test_without_a_way_the_link_reports_every_failure(clock: list[float]) -> None:
     """An operator reads both reasons, not the last one alone."""
     copiers = Copiers("link", {"a": Way(clock, fails="at once"), "b": Way(clock, fails="later")})
     with pytest.raises(TransportFailed, match=r"a: Oddity: cannot be compiled; b: Oddity: an illegal address"):
@@ -61,7 +61,7 @@ def test_without_a_way_the_link_says_what_each_failed_of(clock: list[float]) -> 
         copiers.begin([1], [1])
 
 
-def test_the_fastest_way_by_the_median_is_used(clock: list[float]) -> None:
+def test_the_way_with_the_fastest_median_is_used(clock: list[float]) -> None:
     """One slow first copy (it compiles) or one hiccup does not choose the slower way for good."""
     slow, fast = Way(clock, seconds=2.0), Way(clock, seconds=1.0)
     hiccups = iter([50.0, 40.0] + [0.0] * SAMPLES)
@@ -76,7 +76,7 @@ def test_the_fastest_way_by_the_median_is_used(clock: list[float]) -> None:
     assert copiers.measured_s == {"fast": 1.0, "slow": 2.0}
 
 
-def test_a_way_that_fails_while_it_is_measured_is_dropped(clock: list[float]) -> None:
+def test_a_way_that_fails_its_measurement_is_dropped(clock: list[float]) -> None:
     """A way that fails when a link opens is not tried beside a client's request."""
     copiers = Copiers("link", {"a": Way(clock, fails="later"), "b": Way(clock)}, clock=lambda: clock[0])
     copiers.measure([1], [1])
@@ -100,7 +100,7 @@ def shuffled(link: SharedMemoryLink) -> Callable[[Sequence[int], Sequence[int]],
 def test_a_way_is_trusted_once_it_has_delivered_the_canary(
     whole: bool, garble: Callable[[SharedMemoryLink], Callable[..., Wait]], trusted: bool
 ) -> None:
-    """A driver that promises access to a peer's memory and delivers other bytes would corrupt answers in silence."""
+    """A driver that promises peer access and delivers other bytes would silently corrupt answers."""
     source, room = regions(whole)
     link = SharedMemoryLink(source, cuda_canary.LAYOUT, room, cuda_canary.LAYOUT)
     copiers = Copiers("link", {"this": garble(link)})
@@ -113,7 +113,7 @@ def test_a_way_is_trusted_once_it_has_delivered_the_canary(
 
 
 class _Recorder(SharedMemoryLink):
-    """A link whose pieces end when they are waited for, and which says how many are under way."""
+    """A link whose pieces end when they are waited for; reports how many are in flight."""
 
     flying = most = 0
     fails_at = -1
@@ -140,15 +140,15 @@ class _Recorder(SharedMemoryLink):
         return cls(memory[0], layout, memory[1], layout)
 
 
-def test_pieces_overlap_and_none_is_left_under_way() -> None:
-    """The device does not idle between two pieces; blocks of a pull that is over are nobody's but their owner's."""
+def test_pieces_overlap_and_none_is_left_in_flight() -> None:
+    """The device does not idle between two pieces; after a pull, blocks belong only to their owner."""
     link = _Recorder.make()
     Puller(link, piece_bytes=1).pull([0, 1, 2, 3], [4, 5, 6, 7])
     assert (link.most, link.flying) == (2, 0)
 
 
-def test_after_a_piece_that_failed_none_is_under_way() -> None:
-    """Else a failed move would give blocks back that a copy still writes to."""
+def test_no_piece_is_in_flight_after_a_failed_one() -> None:
+    """Else a failed move would return blocks that a copy still writes to."""
     link = _Recorder.make()
     link.fails_at = 1
     with pytest.raises(TransportFailed, match="as asked"):
@@ -156,10 +156,10 @@ def test_after_a_piece_that_failed_none_is_under_way() -> None:
     assert link.flying == 0
 
 
-def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(
+def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_tried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unusable mapping would hold a dead sibling's memory indefinitely; an operator is told why it is unusable."""
+    """An unusable mapping would hold a dead sibling's memory indefinitely; an operator reads why it is unusable."""
     tensors = make_cache()
     layout = layout_of(tensors, BLOCKS)
     handle = shared_memory.export(tensors, layout)
