@@ -16,7 +16,7 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 @functools.cache
 def overview_html() -> bytes:
-    """Return the page, with the files that it names in comments."""
+    """Return the page with its script and style inlined."""
     folder = files("melld.api")
     page = folder.joinpath("overview.html").read_bytes()
     return re.sub(rb"/\* (chat\.\w+) \*/\n", lambda name: folder.joinpath(name[1].decode()).read_bytes(), page)

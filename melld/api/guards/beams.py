@@ -1,4 +1,4 @@
-"""Refuses what vLLM's beam search leaves out: it would be ignored without a word.
+"""Refuses what vLLM's beam search would silently ignore.
 
 Pure: a parsed request in, a `Refusal` (400, with `param`) or nothing out.
 """
@@ -56,5 +56,5 @@ def check_beams(request: BaseModel) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for a text's format without constraints, and for an audio's, which is no matter of its tokens."""
+    """Return True for an unconstrained text format, and for an audio format, which does not constrain tokens."""
     return isinstance(value, str) or getattr(value, "type", None) == "text"
