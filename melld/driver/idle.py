@@ -1,4 +1,4 @@
-"""Puts idle workers to sleep and stops them: asks the rule several times a second and does what it says.
+"""Puts idle workers to sleep and stops them, by a rule applied several times a second.
 
 Owns only the timing.  `scheduler.idle` decides; the fleet acts.
 """

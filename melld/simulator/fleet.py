@@ -248,7 +248,7 @@ class SimulatedFleet:
         return resumed
 
     def take_paces(self, now_s: float) -> dict[WorkerId, WorkerPace]:
-        """Return what the workers' steps took since the last call."""
+        """Return the workers' step times since the last call."""
         assert self._prompts is not None
         return {self.names[index]: pace for index, pace in self._prompts.take(self.running, self.awake, now_s).items()}
 
