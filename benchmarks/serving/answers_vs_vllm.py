@@ -26,7 +26,7 @@ import httpx
 
 from benchmarks import harness
 from benchmarks.harness import CPU
-from benchmarks.serving.client_bodies import AUDIO_CLIENTS, CLIENTS, DECIDED, EMBEDDING_CLIENTS, IMAGE_CLIENTS
+from benchmarks.serving.client_bodies import AT_ONCE, AUDIO_CLIENTS, CLIENTS, DECIDED, EMBEDDING_CLIENTS, IMAGE_CLIENTS
 from benchmarks.serving.questions import CLASSES, COMPARED, EMBEDDINGS, HEARD, QUESTIONS, Questions, asked_of, greedy
 from benchmarks.serving.serve_vs_vllm import vllm_serve
 from melld.demo_model import make_demo_model
@@ -39,11 +39,11 @@ from tests.vision_model import make_vision_model
 
 TABLE = "answers-vs-vllm"
 SIDES = ("vLLM", "melld")
-# Made by chance, or the time of day; and the tier, which vLLM does not tell.
+# Made by chance, or the time of day; and what vLLM does not tell: the tier, and reasoning under its other name.
 PASSING = frozenset(
     {"id", "item_id", "created", "created_at", "completed_at", "system_fingerprint", "call_id", "signature"}
 )
-PASSING |= {"service_tier"}
+PASSING |= {"service_tier", "reasoning_content"}
 # Of a stream: a count of its events, and what comes in pieces.
 COUNTED = frozenset({"sequence_number"})
 PIECES = frozenset({"content", "reasoning", "thinking", "text", "delta", "arguments", "partial_json"})
@@ -59,6 +59,7 @@ class Kind(NamedTuple):
     of_vllm: tuple[str, ...] = ()
     """Words of `vllm serve` alone, for what melld has keys of its own for."""
     of_melld: tuple[str, ...] = ()
+    decided: dict[str, str] = DECIDED
 
 
 TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
@@ -67,7 +68,7 @@ KINDS = {
     "scores": Kind(make_reranker, {}, COMPARED + CLASSES),
     "embeddings": Kind(make_demo_model, {"runner": "pooling"}, COMPARED + EMBEDDINGS),
     "clients": Kind(make_demo_model, TOOLS, CLIENTS),
-    "reasoning": Kind(make_demo_model, TOOLS | {"reasoning_parser": "qwen3"}, CLIENTS),
+    "reasoning": Kind(make_demo_model, TOOLS | {"reasoning_parser": "qwen3"}, CLIENTS, decided=DECIDED | AT_ONCE),
     "embedding-clients": Kind(make_demo_model, {"runner": "pooling"}, EMBEDDING_CLIENTS),
     "image-clients": Kind(make_vision_model, TOOLS, IMAGE_CLIENTS),
     "audio-clients": Kind(make_listening_model, {}, AUDIO_CLIENTS),
@@ -241,7 +242,7 @@ def compare(kind: Kind, program: tuple[str, ...], *, show: bool) -> Counter[str]
             for question, path, body in kind.questions:
                 answers = ask(theirs, path, body), ask(ours, path, body)
                 found = difference(*(answer[:2] for answer in answers))
-                verdict = "same" if not found else "decided" if question in DECIDED else "DIFFERENT"
+                verdict = "same" if not found else "decided" if question in kind.decided else "DIFFERENT"
                 counts[verdict] += 1
                 print(f"{verdict:9} {answers[1][0]} {question}", flush=True)
                 if verdict == "DIFFERENT" or show:

@@ -270,7 +270,30 @@ AUDIO_CLIENTS: Questions = (
     shown("curl: an image", image(picture(1))),
 )
 API = "docs/api.md"
+BEGIN = f"{API}: a response's prompt has a single begin token"
+CUT = f"{API}: a truncated response's item is incomplete"
+CACHED = f"{API}: usage includes the cached tokens of every response, so in message_start too"
+PARTS = f"{API}: tokens that are parts of characters have their bytes"
 DECIDED = {
+    "openai: functions of old": f"{API}: refused, functions",
+    "openai: a response from messages": BEGIN,
+    "openai: a response from parts": BEGIN,
+    "openai: a response of a class": BEGIN,
+    "openai: a response with tools": BEGIN,
+    "openai: a response that calls": BEGIN,
+    "openai: a response to a tool": BEGIN,
+    "Codex: a turn": CUT,
+    "openai: a web search": BEGIN,
+    "lm-eval: no token": f"{API}: usage counts no token where none was asked for",
+    "anthropic: a system": CACHED,
+    "anthropic: a named tool, streamed": CACHED,
+    "anthropic: the answer's beginning": f"{API}: a final assistant message is continued",
+    "Claude Code: a turn": CACHED,
+    "Jina: a rerank": f"{API}: return_documents is honoured",
+    "Cohere: a rerank of objects": f"{API}: documents may be objects",
+    "vLLM: tokens as ids": PARTS,
+    "vLLM: the prompt's log-probabilities": PARTS,
+    "vLLM: log-probabilities of some": PARTS,
     "openai: models": f"{API}: a card has the model's status",
     "vLLM: its version": f"{API}: /version names melld's and vLLM's",
     "LangChain: the best of two": f"{API}: refused, best_of above n",
@@ -279,3 +302,7 @@ DECIDED = {
     "curl: a chat of a model that embeds": f"{API}: 400, a model that cannot; vLLM answers 404",
 }
 """Questions whose answers differ from vLLM's, as the documents say."""
+AT_ONCE = dict.fromkeys(
+    ("vLLM: a schema", "vLLM: a chat's format"), f"{API}: constraints on /v1/completions apply from the first token"
+)
+"""Likewise, of a model that reasons."""

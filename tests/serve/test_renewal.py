@@ -84,7 +84,7 @@ class Pair:
 def pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("renewal")
     configuration = directory / "melld.toml"
-    configuration.write_text("[server]\ndrain_s = 5\n")
+    configuration.write_text(f"[server]\ndrain_s = 5\nheader_timeout_s = {PATIENCE_S}\n")  # of who has yet to ask
     nursery()  # so that the daemon knows it, and forks its successor from it
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--config", str(configuration)]
     with manager_at(directory / "notify") as manager:
