@@ -28,7 +28,7 @@ log = logging.getLogger("melld.drain")
 
 
 class LastWorker(MelldError):
-    """The worker cannot be drained: it is the last in service."""
+    """The worker cannot be drained: without it no request would be served."""
 
     status = 409
     code = "last_worker"
@@ -76,12 +76,12 @@ class WorkerDrain:
 
     @property
     def is_over(self) -> bool:
-        """Return True once the worker has ended."""
+        """Return whether the worker has ended."""
         return self.total_s is not None
 
     @property
     def is_emptying(self) -> bool:
-        """Return True while requests are leaving; afterwards its process ends."""
+        """Return whether its requests still leave; afterwards its process ends."""
         return self.place.life.wished_by(Who.OPERATOR) is Intent.DRAINING
 
     def report(self, now_s: float) -> Drained:
@@ -145,7 +145,7 @@ class Drains:
         return drain.report(self._clock())
 
     async def drain_all(self, workers: Sequence[WorkerId], wait: bool, deadline_s: float | None) -> list[Drained]:
-        """Drain these workers together, so that no request moves from one of them to another.
+        """Take these workers out of service together, so that no request moves from one of them to another.
 
         Raises:
             LastWorker: no other worker takes requests; drains begun here are undone.
@@ -163,11 +163,11 @@ class Drains:
         return list(await asyncio.gather(*(self.drain(worker, wait, deadline_s) for worker in workers)))
 
     def lend(self, worker: WorkerId, loan: Lend) -> WorkerDrain:
-        """Drain the worker, even the last, for a borrower; only the end of that loan resumes it."""
+        """Take the worker, even the last, out of service for a borrower; only that loan's end resumes it."""
         return self._begin(self._fleet.place_of(worker), loan)
 
     async def resume(self, worker: WorkerId, loan: Lend | None = None) -> Resumed:
-        """Return the worker to service and start its process if there is none.  `loan`: the one that ends.
+        """Take the worker into service again and start its process if there is none.  `loan`: which that ends.
 
         Raises:
             UnknownWorker: no worker has that name.

@@ -1,4 +1,4 @@
-"""Chooses devices to lend: those that cost least to empty, and never the last in service.
+"""Which workers' devices are lent to another program: those that cost least to empty, and never the last in service.
 
 Pure.  A loan takes whole lots: the devices of one worker go together, and workers that share a device go with it.
 """
@@ -100,7 +100,7 @@ def _check(workers: Sequence[Lendable], wanted: Wanted) -> None:
 
 
 def _lots(workers: Sequence[Lendable]) -> Iterator[Lot]:
-    """Group the workers so that no two groups share a device."""
+    """Yield the workers in groups that share no device with each other."""
     left = list(workers)
     while left:
         lot = [left.pop(0)]
@@ -116,7 +116,7 @@ def _cost(lot: Lot) -> tuple[bool, int, bool]:
 
 
 def _leaves_service(workers: Sequence[Lendable], chosen: Lot) -> bool:
-    """Return True if at least one worker stays in service."""
+    """Return True if a worker in service is left."""
     return any(one.serves and one not in chosen for one in workers)
 
 

@@ -1,4 +1,4 @@
-"""Loans: devices lent to other programs for as long as they run (`melld run`).
+"""Loans: devices that other programs have for as long as they run (`melld run`).
 
 Owns who waits for devices, in which order, and when a loan begins and ends.  A loan is a drain with an owner: `Drains`
 empties the workers and knows to whom they are lent.  `lendable` chooses them.
@@ -48,7 +48,7 @@ class Loans:
         self._ended_s = 0.0
 
     def status_of(self, worker: WorkerId) -> LoanStatus | None:
-        """Return the loan of the worker's device; None if it is not lent."""
+        """Return to whom the worker's device is lent; None if it is not."""
         drain = self._drains.by_worker.get(worker)
         if drain is None or (loan := drain.loan) is None:
             return None
@@ -56,7 +56,7 @@ class Loans:
         return LoanStatus(command=loan.command, pid=loan.pid, user=loan.user, age_s=age_s)
 
     def lent_s(self) -> float:
-        """Return the total seconds for which workers were lent, including the time to empty them."""
+        """Return for how many seconds workers have been lent, summed, those included in which they emptied."""
         return self._ended_s + sum(self._clock() - drain.began_s for drain in self._lent)
 
     async def lend(self, asked: Lend, call: "OpenCall") -> None:
@@ -82,7 +82,7 @@ class Loans:
         await asyncio.gather(*(self._drains.resume(one.worker, asked) for one in lot))
 
     def give(self, borrower: Lend, *, everything: bool = False) -> list[WorkerDrain]:
-        """Lend the cheapest devices, or whatever can be lent, until `take_back`, without a connection.
+        """Lend what costs least, or whatever can be lent, until `take_back`, to a borrower without a connection.
 
         Raises:
             NothingToLend, NeverLent: see `choose`.
@@ -92,12 +92,12 @@ class Loans:
         return [self._drains.lend(one.worker, borrower) for one in lot]
 
     async def take_back(self, borrower: Lend) -> None:
-        """Return all of this borrower's workers to service."""
+        """Take all workers that this borrower has into service again."""
         lent = [drain.worker for drain in self._drains.by_worker.values() if drain.loan is borrower]
         await asyncio.gather(*(self._drains.resume(worker, borrower) for worker in lent))
 
     async def _chosen(self, asked: Lend, call: "OpenCall") -> Lot:
-        """Return the workers to lend, once it is the borrower's turn; none if it leaves or gives up."""
+        """Return the workers to lend, once it is the borrower's turn; none if it leaves, or waits no longer."""
         if asked.held_s is not None:
             return choose(self._workers(held=True), Wanted(devices=asked.devices, even_last=True))
         wanted = Wanted(asked.count, asked.devices, asked.even_last)
@@ -126,7 +126,7 @@ class Loans:
         return ()
 
     async def _empty(self, lot: Lot, drains: Sequence[WorkerDrain], call: "OpenCall") -> None:
-        """Report progress to the borrower until its workers have ended."""
+        """Tell the borrower how far its workers are, until they have ended."""
         places = [self._fleet.places[one.worker] for one in lot]
         workers, uuids = tuple(one.worker for one in lot), tuple(uuid for place in places for uuid in place.slot.uuids)
         loan = Loan(step=LoanStep.EMPTYING, devices=devices_of(lot), uuids=tuple(dict.fromkeys(uuids)), workers=workers)
@@ -145,7 +145,7 @@ class Loans:
         return [self._lendable(place, held) for place in self._fleet.places.values()]
 
     def _lendable(self, place: Place, held: bool) -> Lendable:
-        """Return a worker's facts; `held`: the borrower already has it, so only another loan can be in its way."""
+        """Return what there is to know of a worker; `held`: by the borrower, so only another loan can be in its way."""
         worker = place.slot.worker
         known, drain, taken = self._cluster.workers.get(worker), self._drains.by_worker.get(worker), ""
         if drain is not None:

@@ -97,7 +97,7 @@ def test_workers_that_share_a_device_are_emptied_together() -> None:
     assert [one.worker for one in choose(shared, Wanted(devices=("cuda:1",)))] == ["w1", "w2"]
 
 
-def test_ties_are_broken_towards_the_last_device() -> None:
+def test_of_equals_the_last_is_lent() -> None:
     """The scheduler packs requests on the first ones."""
     assert [one.worker for one in choose([worker("w0", "cpu:0"), worker("w1", "cpu:1")], Wanted())] == ["w1"]
 

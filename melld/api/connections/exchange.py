@@ -90,7 +90,7 @@ class Exchange:
         return True
 
     def comment(self, text: bytes) -> bool:
-        """Write a comment, likewise."""
+        """Write what is no event, likewise."""
         transport, writer = self._protocol.transport, self._writer
         if self._protocol.writing_paused or transport is None or transport.is_closing():
             return False

@@ -80,8 +80,8 @@ def test_a_whole_message_matches_anthropic_s_format(app: App) -> None:
     assert (message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens) == (0, 0)
 
 
-def test_a_conversation_with_every_kind_of_block_continues(app: App) -> None:
-    """What an agent sends in its second turn, including blocks that only Anthropic's service understands."""
+def test_a_conversation_with_all_kinds_of_blocks_goes_on(app: App) -> None:
+    """What an agent sends in its second turn, with what Anthropic's service alone understands."""
     cached = {"cache_control": {"type": "ephemeral"}}
     call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
     result = [{"type": "text", "text": "Rain"} | cached]
