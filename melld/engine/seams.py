@@ -59,7 +59,7 @@ states of requests that come back | replaced | 0.27 | yes
 outputs known late | state | 0.27 | yes
   why   a fix: with penalties beside it, min_tokens held longer
   ours  engine.worker.residency.runner: logitsprocs_need_output_token_ids
-  test  contracts/test_vllm_cuda.py::test_vllm_is_what_the_cuda_side_takes_it_for
+  test  contracts/test_vllm_cuda.py::test_vllm_matches_the_cuda_side_s_assumptions
 
 budgets of thoughts | replaced | 0.27 | yes
   why   a fix: a request was made to end a thought that another had begun
@@ -69,7 +69,7 @@ budgets of thoughts | replaced | 0.27 | yes
 memory of the KV cache | replaced | 0.29 | an allocator as an argument
   why   siblings map it, and devices lend parts of it
   ours  engine.worker.residency.memory: allocate_kv_cache; engine.worker.residency.arena: allocate_kv_cache
-  test  contracts/test_vllm_cuda.py::test_vllm_is_what_the_cuda_side_takes_it_for
+  test  contracts/test_vllm_cuda.py::test_vllm_matches_the_cuda_side_s_assumptions
 
 the executor | subclass | 0.29 | no
   why   it tells how far a start is, lends KV memory, and ends with its ranks
@@ -103,7 +103,7 @@ private parts of torch | private | torch 2.13 | no
   why   GPU memory of another process as a storage; a fork before CUDA
   ours  engine.worker.residency.arena: _C _construct_storage_from_data_pointer; engine.worker.forking:
         _is_in_bad_fork
-  test  contracts/test_torch_cuda.py::test_torch_is_what_the_cuda_side_takes_it_for
+  test  contracts/test_torch_cuda.py::test_torch_matches_the_cuda_side_s_assumptions
 
 grammars | replaced | 0.27 | yes
   why   a compilation can be dropped, and is of the compiler that the judge chose

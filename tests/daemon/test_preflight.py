@@ -1,4 +1,4 @@
-"""What a newcomer reads when the daemon is ready, and what when it cannot begin."""
+"""What a newcomer reads when the daemon is ready, or when it cannot start."""
 
 import math
 import os
@@ -19,8 +19,8 @@ from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
 
 
-def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pasted as it stands it asks the daemon that printed it, also one with a runtime directory of its own."""
+def test_the_printed_status_command_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pasted as it is, it asks the daemon that printed it, even one with its own runtime directory."""
     directory = str(tmp_path / "of my own")
     line = ready_text("http://127.0.0.1:1", "demo", False, CHAT, directory).splitlines()[-1]
     command = shlex.split(line.removesuffix("\n"))[2:]
@@ -29,21 +29,21 @@ def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsy
     assert directory in capsys.readouterr().err
 
 
-def test_without_a_directory_of_its_own_the_command_is_short() -> None:
+def test_without_its_own_directory_the_command_is_short() -> None:
     """Most have one daemon."""
     assert ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).rstrip().endswith("status --watch")
 
 
-def test_what_is_told_to_be_run_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a daemon that was begun as `python -m melld`, too, and where no melld is on the way to commands."""
+def test_printed_commands_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even for a daemon started as `python -m melld`, with no melld on the PATH."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "argv", [str(Path(melld.__file__).with_name("__main__.py"))])
     command = shlex.split(ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).splitlines()[-1])[1]
     assert os.access(command, os.X_OK)
 
 
-def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path: Path) -> None:
-    """A typing error is mended by reading one line, and nobody is told to write into the place of their models."""
+def test_a_path_without_a_model_gets_an_explanation_and_a_hint(tmp_path: Path) -> None:
+    """One line fixes a typo, and nobody is told to write into their models' directory."""
     (tmp_path / "Llama-3.1-8B").mkdir()
     (tmp_path / "Llama-3.1-8B" / "config.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("")
