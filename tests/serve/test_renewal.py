@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,15 +213,18 @@ def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
     flags = ["--device", "cpu:1", "--kv-bytes", "64MiB"]
     with DaemonProcess(demo_model, *flags, harmable=True) as daemon:
         daemon.wait_ready()
-        answer: Answer = Stream(daemon, body(60)).result()
-        with slowed(daemon.faults, 0.02):
-            running = Stream(daemon, body(60))
-            Operator(daemon).wait(lambda status: bool(status["requests"]), PATIENCE_S)
-            done = daemon.melld("renew")
+        answer: Answer = Stream(daemon, body(200)).result()
+        with ThreadPoolExecutor() as pool:
+            with slowed(daemon.faults, 0.02):
+                running = Stream(daemon, body(200))
+                Operator(daemon).wait(lambda status: bool(status["requests"]), PATIENCE_S)
+                asked = pool.submit(daemon.melld, "renew")
+                wait_until(lambda: asked.done() or "new requests wait until 1" in daemon.status()["renewal"])
+            done = asked.result()
         assert done.returncode == 0, done.stderr
-        assert "new requests wait until 1 calls end" in done.stdout
+        assert "new requests wait until 1" in done.stdout
         assert running.result() == answer
-        assert Stream(daemon, body(60)).result() == answer
+        assert Stream(daemon, body(200)).result() == answer
         new = int(daemon.status()["pid"])
         assert new != daemon.process.pid
         end(new)
