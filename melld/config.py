@@ -1,4 +1,4 @@
-"""The frozen configuration: every table and key, with its default and what it means.
+"""The frozen configuration: every table and key, with its default and meaning.
 
 `melld.config_text` reads it from a TOML file; `docs/configuration.md` is written from it.
 """

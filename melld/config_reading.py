@@ -40,7 +40,7 @@ def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
 
 @functools.cache
 def _known(kind: type) -> inspect.Type:
-    """Return what may stand in such a table: found out once, in ten milliseconds for the whole configuration."""
+    """Return what such a table may contain; cached, as all tables together take ten milliseconds."""
     return inspect.type_info(kind)
 
 
@@ -99,7 +99,7 @@ def _in_plain_words(message: str, tables: dict[str, Any], known: inspect.Type) -
 
 
 def _wanted(path: list[str], tables: dict[str, Any], known: inspect.Type) -> str:
-    """Say what the key at `path` takes, and what is there."""
+    """Say what the key at `path` accepts, and what it has."""
     kind, value = _at(known, path), tables
     for name in path:
         value = _below(value, name)
@@ -109,7 +109,7 @@ def _wanted(path: list[str], tables: dict[str, Any], known: inspect.Type) -> str
 
 
 def _below(value: Any, name: str) -> Any:
-    """Return what is written for a key of a table, or of the tables in a list; what is no table as it is."""
+    """Return the value of a key of a table, or of each table in a list; return other values unchanged."""
     if isinstance(value, list):
         found = [below for one in value if (below := _below(one, name)) is not None]
         return found[0] if len(found) == 1 else found

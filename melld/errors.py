@@ -30,7 +30,7 @@ class ConfigError(MelldError):
 
 
 class UnknownWorker(MelldError):
-    """There is no worker of that name."""
+    """There is no worker with that name."""
 
     status = 404
     code = "unknown_worker"
@@ -40,7 +40,7 @@ class UnknownWorker(MelldError):
 
 
 class UnknownModel(MelldError):
-    """There is no model of that name."""
+    """There is no model with that name."""
 
     status = 404
     code = "unknown_model"
@@ -101,7 +101,7 @@ class TooManyPromptLogprobs(MelldError):
 
 
 class PromptRepeatedTooOften(MelldError):
-    """A long prompt with many choices: each of them is a request with the whole prompt."""
+    """A long prompt with many choices: each is a request with the whole prompt."""
 
     status = 400
     code = "prompt_repeated_too_often"
@@ -198,7 +198,7 @@ class NoTokenLeft(MelldError):
 
 
 class UnusableToolCall(MelldError):
-    """The model has called a tool in a way that its API cannot tell: no fault of the request's, nor of melld's."""
+    """The model called a tool in a way that the API cannot express: neither the request nor melld is at fault."""
 
     status = 502
     code = "unusable_tool_call"

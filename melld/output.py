@@ -18,7 +18,7 @@ CLOSE_DEADLINE_S = 2.0
 
 
 class Output:
-    """The way to both descriptors, which keeps the order of what is written."""
+    """The path to both descriptors, which keeps the order of writes."""
 
     def __init__(self, out: int | None, error: int | None) -> None:
         """Take the descriptors; None for one that was closed when the process began, whose number others may have."""
@@ -29,7 +29,7 @@ class Output:
         self._thread.start()
 
     def put(self, descriptor: int | None, text: str) -> None:
-        """Have the text written, unless too much waits."""
+        """Queue the text, unless too much is queued."""
         if descriptor is None:
             return
         if self._waiting.qsize() >= MOST_WAITING:
@@ -42,7 +42,7 @@ class Output:
         self.out.write(f"{line}\n")
 
     def close(self) -> None:
-        """Write the rest, as far as it is read soon."""
+        """Write the rest, waiting a limited time for the reader."""
         self._waiting.put(None)
         self._thread.join(CLOSE_DEADLINE_S)
 

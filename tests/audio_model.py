@@ -1,4 +1,4 @@
-"""A tiny model that hears: a random Whisper that takes three seconds at a time, with the demo model's tokenizer."""
+"""A tiny audio model: a random Whisper that takes three seconds at a time, with the demo model's tokenizer."""
 
 import importlib.util
 import io
@@ -57,7 +57,7 @@ def make_hearing_model(directory: Path) -> None:
 
 
 def sound(seed: int, seconds: float = 2.0) -> bytes:
-    """A WAV file of a few tones."""
+    """Return a WAV file of a few tones."""
     random = np.random.default_rng(seed)
     times = np.arange(int(seconds * RATE)) / RATE
     tones = sum(np.sin(2 * np.pi * pitch * times * (1 + times)) for pitch in random.uniform(100, 4000, 4))
@@ -71,7 +71,7 @@ def sound(seed: int, seconds: float = 2.0) -> bytes:
 
 
 def _add_tokens(path: Path) -> tuple[int, int]:
-    """Add Whisper's; return how many are marks and languages, and the size of the vocabulary."""
+    """Add Whisper's tokens; return how many are markers and languages, and the vocabulary size."""
     from tokenizers import AddedToken, Tokenizer
 
     languages = [f"<|{code}|>" for code in _language_codes()]
@@ -83,7 +83,7 @@ def _add_tokens(path: Path) -> tuple[int, int]:
 
 
 def _language_codes() -> list[str]:
-    """Those that vLLM chooses among; read from its file, as to import it takes seconds."""
+    """Return the languages that vLLM knows, read from its file, as importing it takes seconds."""
     found = importlib.util.find_spec("vllm")
     assert found is not None
     assert found.origin is not None

@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test module is read: how many examples there are to be; and the nursery begins its imports.
+    """Set the number of examples and start the nursery's imports before any test module is read.
 
     Those of the tests go by a quarter sooner while nobody collects what they leave.
     """
@@ -68,7 +68,7 @@ def rewrite_tests(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the tests have imported stays, and need not be looked through again.
+    """Freeze what the tests have imported, so that the garbage collector skips it.
 
     Torch's threads would wait for each other while other processes have the cores: one is quicker.
     """
@@ -80,7 +80,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """The processes of the tests begin in the nursery too, with torch, vLLM and melld imported."""
+    """Start the test processes in the nursery too, with torch, vLLM and melld imported."""
     for spec in specs:
         spec.python = shlex.join([sys.executable, str(Path(__file__).with_name("forked.py"))])
 
@@ -102,7 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones wait for `--long`."""
+    """Skip the long tests without `--long`."""
     items.sort(key=lambda item: FIRST.index(name) if (name := item.path.parent.name) in FIRST else len(FIRST))
     if not config.getoption("--long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
@@ -120,7 +120,7 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The tiny model of the family of this name: made when it is first asked for."""
+    """Return a function that makes a family's tiny model on first use."""
 
     @functools.cache
     def made(name: str) -> Path:

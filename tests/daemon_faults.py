@@ -1,4 +1,4 @@
-"""Faults of the daemon's tasks on demand: an exception in the midst of what a task does again and again.
+"""Faults of the daemon's tasks on demand: an exception in the midst of a task's repeated work.
 
 Owns the points.  The daemon's own code knows nothing of them.  If a file `TASK.RAISE` is in the directory that
 `MELLD_FAULTS` names, the task raises at its point, once, after the work there; `TASK.PASS` is only removed, which
@@ -35,7 +35,7 @@ class TaskFaults:
         self._directory = directory
 
     def reach(self, task: str) -> None:
-        """Suffer the fault set for this task."""
+        """Raise the fault set for this task, if any."""
         self.take(task, "PASS")
         if self.take(task, "RAISE"):
             raise Injected(task)
@@ -49,13 +49,13 @@ class TaskFaults:
         return True
 
     def in_task(self, task: str) -> None:
-        """Suffer the fault set for this task if it is the one that runs: others may come here, too."""
+        """Raise the fault set for this task if it is the one that runs: others may pass here, too."""
         current = asyncio.current_task()
         if current is not None and current.get_name().partition(" of ")[0] == task:
             self.reach(task)
 
     def after(self, owner: Any, name: str, task: str) -> None:
-        """Have `task` reach its point when it has called this."""
+        """Make `task` reach its fault point after calling this."""
 
         def call(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
             result = original(*given, **named)

@@ -1,4 +1,4 @@
-"""How much of a search the tests do: a little in `make test`, all of it in `make test-all`.
+"""How thorough randomised tests are: a sample in `make test`, everything in `make test-all`.
 
 Owns the two profiles of Hypothesis.  Tests that only the long form runs carry `@pytest.mark.long`.
 """
@@ -15,10 +15,10 @@ settings.load_profile(SHORT)
 
 
 def is_long() -> bool:
-    """Whether this is the long form."""
+    """Return True in the long form."""
     return settings.get_current_profile_name() == LONG
 
 
 def examples(many: int) -> int:
-    """So many in the long form, and their share in the short one."""
+    """Return this many in the long form, and a share of them in the short one."""
     return max(1, many * settings().max_examples // 100)

@@ -1,4 +1,4 @@
-"""`subprocess`, for Python programs that import vLLM or melld: forked from the nursery, where that is imported already.
+"""`subprocess`, for Python programs that import vLLM or melld: forked from the nursery, which has them imported.
 
 Owns the nursery's life: it is started by whoever first needs it, and ends with that process.
 """
@@ -31,7 +31,7 @@ class Program(NamedTuple):
 
 @functools.cache
 def nursery() -> str:
-    """Its address; it is started if need be."""
+    """Return its address, starting it if need be."""
     if VARIABLE not in os.environ:
         address = f"melld-nursery-{os.getpid()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -47,7 +47,7 @@ def nursery() -> str:
 
 
 class ForkedPython(subprocess.Popen[Any]):
-    """A Python program: its words begin with `sys.executable`, then `-m MODULE` or `-c CODE`."""
+    """A Python program whose words begin with `sys.executable`, then `-m MODULE` or `-c CODE`."""
 
     def _execute_child(self, *given: Any) -> None:
         self._asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -87,7 +87,7 @@ class ForkedPython(subprocess.Popen[Any]):
 
 
 def run_python(*words: str, input: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:  # noqa: A002
-    """What `subprocess.run` gives of a Python program, with all that it prints as text."""
+    """Return what `subprocess.run` gives of a Python program, with its output as text."""
     command = [sys.executable, *words]
     stdin = None if input is None else subprocess.PIPE
     pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -100,7 +100,7 @@ def run_python(*words: str, input: str | None = None, **options: Any) -> subproc
 
 
 def run_melld(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """What a `melld` command prints, and its exit code."""
+    """Return a `melld` command's output and exit code."""
     return run_python("-m", "melld", *words, **options)
 
 

@@ -1,4 +1,4 @@
-"""A tiny model that is told by audio in chats: the demo model's Llama as Qwen 2 Audio's, behind a random encoder."""
+"""A tiny model that takes audio in chats: the demo model's Llama as Qwen 2 Audio's, behind a random encoder."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def make_listening_model(directory: Path) -> None:
 
 
 def spoken(seed: int) -> dict[str, Any]:
-    """A part of a message: two seconds of tones, as OpenAI's clients send them."""
+    """Return a part of a message: two seconds of tones, as OpenAI's clients send them."""
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound(seed)).decode(), "format": "wav"}}
 
 

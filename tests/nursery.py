@@ -1,4 +1,4 @@
-"""A process that has imported what a daemon and its workers import, and forks a Python program whenever a test asks.
+"""A process with the daemon's and workers' imports done, which forks a Python program whenever a test asks.
 
 Owns the imports, which are most of what a daemon's start takes, and its children; a child's program cannot tell the
 difference, but for the time.  `tests.forked` is its client.  A child that is to be a daemon gets its workers' template
@@ -57,7 +57,7 @@ CLEAR_OF_THE_REST = 64
 
 
 class Nursery:
-    """The loop: asks come in, children end, both are told."""
+    """The loop: takes orders, reaps children, and reports both."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -66,7 +66,7 @@ class Nursery:
         self._children: dict[int, tuple[socket.socket, int]] = {}  # descriptor of the child's end: who asked, its pid
 
     def serve(self) -> "tuple[Program, list[int]] | None":
-        """None once the tests are gone; in a child, what it is to be."""
+        """Return None once the tests are gone; in a child, its program."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)
         while True:
@@ -107,7 +107,7 @@ class Nursery:
         return None
 
     def _leave(self) -> None:
-        """In a child: what was the nursery's alone is closed."""
+        """In a child: close what belonged to the nursery alone."""
         self._selector.close()
         self._listener.close()
         for asking in self._asking:
@@ -125,7 +125,7 @@ class Nursery:
 
 
 def become(program: Program, descriptors: list[int]) -> None:
-    """Run the program as the interpreter would from its start."""
+    """Run the program as a fresh interpreter would."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _place(descriptors, program.numbers)
     os.environ.clear()
@@ -156,7 +156,7 @@ def become(program: Program, descriptors: list[int]) -> None:
 
 
 def _place(descriptors: list[int], numbers: list[int]) -> None:
-    """Give each the number that the program knows it by."""
+    """Give each descriptor the number that the program knows it by."""
     import fcntl
 
     lifted = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CLEAR_OF_THE_REST) for descriptor in descriptors]
@@ -168,7 +168,7 @@ def _place(descriptors: list[int], numbers: list[int]) -> None:
 
 
 def fork_templates(number: int) -> Callable[[Any, Sequence[Any], Any], int]:
-    """`multiprocessing`'s way to start an interpreter, whose first fork servers are there already, as children.
+    """Replace `multiprocessing`'s interpreter start by pre-forked fork servers.
 
     Later ones make their imports themselves.
     """
@@ -189,7 +189,7 @@ def fork_templates(number: int) -> Callable[[Any, Sequence[Any], Any], int]:
 
 
 def _fork_beforehand() -> tuple[int, socket.socket]:
-    """A child that waits for what it is to run, and the socket to tell it by."""
+    """Fork a child that waits for its program, and return the socket to send it by."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -206,7 +206,7 @@ def _fork_beforehand() -> tuple[int, socket.socket]:
 
 
 def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:
-    """Run it and end, without the second that the interpreter would take to destroy every module one by one."""
+    """Run it and exit, without the second that the interpreter takes to destroy its modules one by one."""
     code = 1
     try:
         become(program, descriptors)
@@ -224,7 +224,7 @@ def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:
 
 
 def main(listener: socket.socket) -> None:
-    """Import, then serve those who wait on the socket."""
+    """Import, then serve the socket's clients."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests' Ctrl-C: their end is ours
     os.environ.update(COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
     gc.disable()

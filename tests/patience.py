@@ -1,4 +1,4 @@
-"""How long a test waits for what must come before it gives up: one setting, generous, as a wait that succeeds is short.
+"""How long a test waits before it gives up: one generous setting, as a wait that succeeds is short.
 
 Limits that are promises of the product do not stand here.
 """

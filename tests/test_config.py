@@ -1,4 +1,4 @@
-"""The configuration file: what is wrong in it is told, with its place, what is allowed and an example."""
+"""The configuration file: errors name the place, what is allowed, and an example."""
 
 import re
 import tomllib
@@ -19,7 +19,7 @@ DIGEST = f"sha256:{'0' * 64}"
 
 
 def client(text: str) -> str:
-    """A configuration with one client."""
+    """Return a configuration with one client."""
     return f'[model]\npath="m"\n[[server.clients]]\n{text}'
 
 
@@ -80,7 +80,7 @@ def client(text: str) -> str:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
+def test_a_mistake_is_reported_with_its_place(text: str, told: str) -> None:
     """A daemon that starts with half of its configuration is worse than one that does not start."""
     with pytest.raises(ConfigError) as caught:
         parse_config(text, "melld.toml")
@@ -88,7 +88,7 @@ def test_a_mistake_is_told_with_its_place(text: str, told: str) -> None:
 
 
 def every_key(kind: type[msgspec.Struct] = Config, name: str = "") -> Iterator[str]:
-    """Every key of every table, and every table, by its dotted name."""
+    """Return every key of every table, and every table, by its dotted name."""
     for field in msgspec.structs.fields(kind):
         dotted = f"{name}.{field.name}".lstrip(".")
         if dotted == "models":  # they have the keys of `model`, which does not go together with them
@@ -120,8 +120,8 @@ TOLD_OTHERWISE = ("unknown key", "is not a size such as", "no model", "sha256:<6
 
 
 @pytest.mark.parametrize("key", list(every_key()))
-def test_every_key_says_what_it_wants_with_an_example_that_works(key: str) -> None:
-    """The first mistake of a newcomer is mended by reading one line; what is no mistake is taken."""
+def test_every_key_s_error_gives_an_example_that_works(key: str) -> None:
+    """A newcomer's first mistake is fixed by reading one line; valid input is accepted."""
     for value in KINDS.values():
         check_what_is_told(key, value)
 
@@ -183,7 +183,7 @@ def test_a_name_that_no_client_could_ask_for_is_refused(lines: str) -> None:
         ('model="m"', 'model.path="m"'),
     ],
 )
-def test_what_can_only_mean_one_thing_is_understood(short: str, long: str) -> None:
+def test_unambiguous_shorthand_is_understood(short: str, long: str) -> None:
     """`cpu = 1` is what everybody types first."""
     model = "" if short.startswith("model") else 'model.path="m"\n'
     assert parse_config(model + short, "melld.toml") == parse_config(model + long, "melld.toml")
@@ -206,7 +206,7 @@ def test_a_plain_key_in_the_configuration_is_not_repeated_in_the_error(text: str
 
 
 def test_each_of_several_models_is_served_as_it_would_be_alone() -> None:
-    """Nothing of the devices is divided among them in advance."""
+    """The devices are not divided among them in advance."""
     text = """
         models = ["/m/chat", {path = "/m/coder", name = ["coder", "gpt-4o"], weight = 3, keep_alive_s = 90}]
         devices = {cpu = {count = 4, kv_bytes = "64MiB"}}
@@ -218,7 +218,7 @@ def test_each_of_several_models_is_served_as_it_would_be_alone() -> None:
     assert chat.idle == coder.idle == config.idle
 
 
-def test_one_model_is_served_as_it_is_configured() -> None:
+def test_one_model_is_served_as_configured() -> None:
     """Whoever serves one model notices nothing of several."""
     config = parse_config('[model]\npath="m"\n[devices]\ncpu=3', "melld.toml")
     assert config.alone(config.model) == config
@@ -227,7 +227,7 @@ def test_one_model_is_served_as_it_is_configured() -> None:
     assert (idle.sleep_after_s, idle.stop_after_s) == (90, 0)
 
 
-def test_flags_go_before_the_file() -> None:
+def test_flags_override_the_file() -> None:
     """What is typed now counts more than what was written down once."""
     config = parse_config('[model]\npath="m"\n[server]\nport=1', "melld.toml", {"server.port": 2})
     assert config.server.port == 2
@@ -241,14 +241,14 @@ def test_flags_go_before_the_file() -> None:
         ('cluster="auto"', "cluster.port", 9, 'cluster={address="auto", port=9}'),
     ],
 )
-def test_a_flag_changes_a_part_of_what_the_file_says_in_short(short: str, key: str, value: object, long: str) -> None:
+def test_a_flag_changes_part_of_a_shorthand_in_the_file(short: str, key: str, value: object, long: str) -> None:
     """`--device cpu:4` goes with `cpu = 1` in the file, as with the table that this is short for."""
     model = 'model="m"\n'
     given = parse_config(model + short, "melld.toml", {key: value, "model.name": "a"})
     assert given == parse_config(f'model={{path="m", name="a"}}\n{long}', "melld.toml")
 
 
-def test_the_default_listens_on_loopback_alone() -> None:
+def test_the_default_listens_only_on_loopback() -> None:
     """A newcomer's first start opens nothing to the network."""
     config: Config = parse_config('[model]\npath="m"', "melld.toml")
     assert config.server.host == "127.0.0.1"
@@ -263,13 +263,13 @@ def test_sizes_mean_what_they_say(count: int, unit: tuple[str, int | None]) -> N
 
 
 @pytest.mark.parametrize(("text", "value"), [("1.5GB", 1_500_000_000), ("12e9", 12 * 10**9), ("2e3kib", 2000 << 10)])
-def test_nobody_counts_zeros_in_sizes(text: str, value: int) -> None:
-    """Decimal units, fractions and exponents are read as they are meant."""
+def test_sizes_accept_decimal_units_fractions_and_exponents(text: str, value: int) -> None:
+    """Nobody has to count zeros."""
     assert parse_bytes(text, "test") == value
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "0.4", "nan", "inf", "1e300GiB", "x"])
-def test_sizes_that_are_none_are_refused(text: str) -> None:
-    """A size of zero, one that no machine has, or one that is no number, is refused."""
+def test_invalid_sizes_are_refused(text: str) -> None:
+    """Zero, more than any machine has, or no number at all."""
     with pytest.raises(ConfigError, match="is not a size"):
         parse_bytes(text, "test")

@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_bytes_in_every_process(model: Path, tmp_pa
     assert _digests(model) == _digests(tmp_path / "again")
 
 
-def test_two_makers_at_once_both_end_with_the_whole_model(model: Path, tmp_path: Path) -> None:
+def test_two_makers_at_once_both_get_the_whole_model(model: Path, tmp_path: Path) -> None:
     """Two daemons that start side by side for the first time do not trip over each other."""
     makers = [_make_in_another_process(tmp_path / "shared") for _ in range(2)]
     assert [maker.wait(PATIENCE_S) for maker in makers] == [0, 0]
@@ -64,7 +64,7 @@ def test_a_complete_model_is_left_alone(model: Path) -> None:
 
 
 def test_nothing_else_is_ever_overwritten(model: Path, tmp_path: Path) -> None:
-    """A typing error in the path must not cost anybody their files."""
+    """A typo in the path must not cost anybody their files."""
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "precious.txt").write_text("keep me")
     with pytest.raises(ConfigError, match="cannot create a demo model here"):
@@ -75,8 +75,8 @@ def test_nothing_else_is_ever_overwritten(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "notes" / "precious.txt").read_text() == "keep me"
 
 
-def test_a_damaged_model_is_told(model: Path, tmp_path: Path) -> None:
-    """A file that was cut short, on a full disk say, is named in a line."""
+def test_a_damaged_model_is_reported(model: Path, tmp_path: Path) -> None:
+    """A truncated file, say on a full disk, is named in one line."""
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     (damaged / "config.json").write_text("{")
@@ -85,15 +85,15 @@ def test_a_damaged_model_is_told(model: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
-    """A directory that a package or a volume mount has made is as good as none."""
+    """A directory that a package or a volume mount has created is as good as none."""
     make_demo_model(tmp_path / "a" / "b")
     (tmp_path / "empty").mkdir()
     make_demo_model(tmp_path / "empty")
     assert _digests(tmp_path / "a" / "b") == _digests(tmp_path / "empty")
 
 
-def test_the_tokenizer_gives_back_every_text_and_hides_only_its_special_tokens(model: Path) -> None:
-    """Any client's text survives, emoji included; tool and reasoning markers stay in sight of their parsers."""
+def test_the_tokenizer_round_trips_any_text_and_hides_only_special_tokens(model: Path) -> None:
+    """Any client's text survives, emoji included; tool and reasoning markers stay visible to their parsers."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -132,7 +132,7 @@ def test_the_chat_template_renders_every_role_and_tools(model: Path) -> None:
 
 
 def test_greedy_text_is_varied_and_depends_on_the_whole_prompt(model: Path) -> None:
-    """A model that repeats one word would make every test of unchanged tokens pass for nothing."""
+    """With a model that repeats one word every test of unchanged tokens would pass vacuously."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -149,7 +149,7 @@ def test_greedy_text_is_varied_and_depends_on_the_whole_prompt(model: Path) -> N
 
 
 def test_vllm_serves_it_like_transformers(model: Path) -> None:
-    """The engine that the workers run accepts the files, and its greedy tokens are those of the reference."""
+    """The workers' engine accepts the files, and its greedy tokens are those of the reference."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -179,7 +179,7 @@ def test_vllm_serves_it_like_transformers(model: Path) -> None:
     assert served == output[0][40:].tolist()
 
 
-def test_the_command_makes_it_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_makes_the_model_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A script can rely on the exit code and on the JSON."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

@@ -97,20 +97,20 @@ def _module_name(path: Path) -> str:
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Every module of melld by its dotted name within it; packages only where their __init__ imports something."""
+    """Return every module of melld by its dotted name within it; packages only if their __init__ imports something."""
     found = {_module_name(path): path for path in sorted((ROOT / "melld").rglob("*.py"))}
     return {name: path for name, path in found.items() if path.name != "__init__.py" or imports_of(path)}
 
 
 def row_of(name: str) -> Row | None:
-    """The module's line: of the patterns that fit it, the longest."""
+    """Return the module's line: of the patterns that fit it, the longest."""
     fitting = [row for row in ROWS if fnmatch.fnmatchcase(name, row.pattern)]
     return max(fitting, key=lambda row: len(row.pattern), default=None)
 
 
 @functools.cache
 def imports_of(path: Path) -> tuple[Import, ...]:
-    """Every import in the file, wherever it stands."""
+    """Return every import in the file, wherever it stands."""
     return tuple(_walk(ast.parse(path.read_text(), str(path)), at_load=True))
 
 
@@ -131,7 +131,7 @@ def _walk(node: ast.AST, at_load: bool) -> Iterator[Import]:
 
 
 def _loads_heavy(name: str) -> list[str]:
-    """The chain of imports by which loading `name` loads torch or vLLM; empty when it does not."""
+    """Return the import chain by which `name` loads torch or vLLM; empty if it does not."""
     chains = {name: [name]}
     waiting = [name]
     while waiting:
@@ -153,7 +153,7 @@ def _brings_vllm(name: str) -> bool:
 
 
 def rooms(kinds: str) -> list[tuple[str, ...]]:
-    """The modules of these kinds, by the folder that they lie in."""
+    """Return the modules of these kinds, by their folder."""
     found: dict[Path, list[str]] = {}
     for name, path in modules().items():
         if (row := row_of(name)) and row.kind in kinds:
@@ -170,7 +170,7 @@ def test_every_module_has_its_place() -> None:
     assert [name for name in modules() if row_of(name) is None] == []
 
 
-def test_a_room_and_a_module_can_be_looked_over() -> None:
+def test_folders_and_modules_stay_small() -> None:
     """At most 20 files in a folder, and 300 lines in a file."""
     crowded = [folder for folder in {path.parent for path in modules().values()} if len(list(folder.glob("*.py"))) > 20]
     assert crowded == []
@@ -179,7 +179,7 @@ def test_a_room_and_a_module_can_be_looked_over() -> None:
 
 @pytest.mark.parametrize("room", rooms("PWDVR"), ids=room_name)
 def test_a_module_imports_only_from_its_line_and_above(room: tuple[str, ...]) -> None:
-    """What is decided never depends on what acts, so it can be tested, simulated and replayed without it."""
+    """What decides never depends on what acts, so it can be tested, simulated and replayed alone."""
     wrong = []
     for name in room:
         row = row_of(name)
@@ -200,12 +200,12 @@ def test_a_pure_module_imports_nothing_that_acts(room: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("room", rooms("D"), ids=room_name)
-def test_a_module_of_the_daemon_loads_no_torch_and_no_ray(room: tuple[str, ...]) -> None:
+def test_a_daemon_module_loads_neither_torch_nor_ray(room: tuple[str, ...]) -> None:
     """`melld status` answers at once, and the daemon's process stays small where it needs no model code, nor Ray."""
     assert {name: chain for name in room if (chain := _loads_heavy(name))} == {}
 
 
-def test_what_the_source_says_is_what_python_loads() -> None:
+def test_the_interpreter_confirms_what_the_source_says() -> None:
     """The same promise held by a real interpreter: a third-party package could bring torch along, too."""
     light = [f"melld.{name}" for name in modules() if (row := row_of(name)) and row.kind in "PD" and name != "__main__"]
     code = f"import sys, {', '.join(light)}\nprint(sorted({set(HEAVY)!r} & set(sys.modules)))"

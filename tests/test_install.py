@@ -1,4 +1,4 @@
-"""The set-up finds packages where a user has told pip, or uv, that they are."""
+"""The set-up finds packages where a user has configured pip, or uv, to look."""
 
 import pytest
 
@@ -32,20 +32,20 @@ def test_uv_looks_where_pip_does(listed: str, told: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "name", ["UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"]
 )
-def test_what_uv_is_told_itself_counts_alone(name: str) -> None:
+def test_uv_s_own_settings_take_precedence(name: str) -> None:
     """Whoever uses uv elsewhere has set it up."""
     assert places_for_uv({name: "/wheels"}, {"index-url": MIRROR}) == {}
 
 
 def test_uv_trusts_whom_pip_trusts() -> None:
-    """A certificate of one's own, and no index at all, are options of both."""
+    """Both have options for a private certificate and for no index at all."""
     options = options_of("global.cert='/ca.pem'\nglobal.trusted-host='a b'\n:env:.no-index='1'")
     assert flags_for_uv(options) == ["--trusted-host", "a", "--trusted-host", "b", "--cert", "/ca.pem", "--no-index"]
     assert flags_for_uv({"no-index": "0"}) == []
 
 
 def test_pip_looks_where_uv_does() -> None:
-    """It fetches uv from there, and installs the rest where that cannot be had."""
+    """It fetches uv from there, and installs the rest where uv is unavailable."""
     variables = {"UV_DEFAULT_INDEX": f"ours={MIRROR}", "UV_INDEX": MORE, "UV_FIND_LINKS": "/a,/b", "UV_OFFLINE": "1"}
     assert places_for_pip(variables) == {
         "PIP_NO_INDEX": "1",

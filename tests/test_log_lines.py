@@ -1,4 +1,4 @@
-"""One record, one line: nothing that a client, a model or a library writes can look like a record of its own."""
+"""One record, one line: nothing that a client, a model or a library writes can look like a separate record."""
 
 import ast
 import io
@@ -16,7 +16,7 @@ FORGED = "bad schema\n2026-01-01 00:00:00,000 ERROR melld: all GPUs are on fire\
 
 
 def logged(act: object, name: str = "tests.log_lines") -> list[str]:
-    """The lines that one call on a logger of this name gives."""
+    """Return the lines that one call on a logger of this name gives."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(OneLine())
@@ -31,7 +31,7 @@ def logged(act: object, name: str = "tests.log_lines") -> list[str]:
 
 
 def test_a_text_with_line_breaks_stays_one_line() -> None:
-    """What a client has put into an error stands where it belongs: in the record that tells of it."""
+    """What a client has put into an error stays within the record that reports it."""
     (line,) = logged(lambda logger: logger.warning("request %s: %s", "r1", FORGED))
     assert line.endswith(printable(FORGED))
     assert "\\n2026-01-01" in line
@@ -39,7 +39,7 @@ def test_a_text_with_line_breaks_stays_one_line() -> None:
 
 
 def test_a_traceback_keeps_its_lines_and_each_is_marked() -> None:
-    """It can be read, and nothing in it passes for a record."""
+    """It is readable, and nothing in it passes for a record."""
 
     def fail(logger: logging.Logger) -> None:
         try:
@@ -54,7 +54,7 @@ def test_a_traceback_keeps_its_lines_and_each_is_marked() -> None:
     assert any(line == f"{MARK}Traceback (most recent call last):" for line in rest)
 
 
-def test_a_call_of_a_tool_that_cannot_be_read_is_not_quoted() -> None:
+def test_an_unparsable_tool_call_is_not_quoted() -> None:
     """Answers stay out of the log: Python's own parser quotes what it fails on in its traceback."""
 
     def fail(logger: logging.Logger) -> None:
@@ -79,16 +79,16 @@ for name in ("vllm.tool_parsers.hermes_tool_parser", "vllm.engine"):
 
 
 @pytest.mark.parametrize(("level", "lines"), [("INFO", 1), ("DEBUG", 2)])
-def test_a_call_of_a_tool_that_is_cut_short_is_no_error_of_the_daemon(level: str, lines: int) -> None:
-    """Any client's `max_tokens` can cut one: whoever watches the log for errors is not woken."""
+def test_a_truncated_tool_call_is_no_error_of_the_daemon(level: str, lines: int) -> None:
+    """Any client's `max_tokens` can cut one: nobody is woken for it."""
     told = run_python("-c", LOG_TWO, level).stdout.splitlines()
     assert len(told) == lines
     assert told[-1].endswith("ERROR vllm.engine: failed")
 
 
 @given(st.text(st.characters(codec=None)))
-def test_any_text_becomes_one_line_that_steers_nothing(text: str) -> None:
-    """No terminal and no log reader sees more than text; what is harmless is left as it is."""
+def test_any_text_becomes_one_line_without_control_characters(text: str) -> None:
+    """No terminal and no log reader sees more than text; what is harmless is left unchanged."""
     shown = printable(text)
     assert len(shown.splitlines()) <= 1
     assert "\x1b" not in shown
@@ -104,7 +104,7 @@ def test_words_of_any_language_are_left_alone() -> None:
 
 @pytest.mark.parametrize("library", ["torch", "transformers.utils.logging"])
 def test_libraries_write_through_the_same_handler(library: str) -> None:
-    """torch and transformers bring handlers of their own, whose lines could be forged."""
+    """torch and transformers bring their own handlers, whose lines could be forged."""
     code = f"""
 import logging, sys, warnings
 from melld.log_lines import begin_logging, take_over_loggers

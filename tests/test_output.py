@@ -1,4 +1,4 @@
-"""What a daemon prints: nobody who stops reading it holds anybody up."""
+"""A daemon's output: a reader who stops reading delays nobody."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from melld.output import CLOSE_DEADLINE_S, MOST_WAITING, Output
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """A small one, whose ends may be closed."""
+    """A small pipe, whose ends may be closed."""
     ends = os.pipe()
     fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
     yield ends
@@ -23,7 +23,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def read_all(end: int) -> str:
-    """To the end."""
+    """Read to the end."""
     with open(end, closefd=False) as file:
         return file.read()
 
@@ -39,8 +39,8 @@ def test_both_streams_keep_their_order(pipe: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_does_not_read_holds_nobody_up_and_learns_what_was_dropped(pipe: tuple[int, int], waits: bool) -> None:
-    """A terminal that was stopped goes on with a gap, whether its writes wait or fail."""
+def test_a_stalled_reader_delays_nobody_and_learns_what_was_dropped(pipe: tuple[int, int], waits: bool) -> None:
+    """A stopped terminal continues with a gap, whether its writes wait or fail."""
     os.set_blocking(pipe[1], waits)
     output = Output(pipe[1], pipe[1])
     for number in range(2 * MOST_WAITING):
@@ -61,7 +61,7 @@ def test_who_does_not_read_holds_nobody_up_and_learns_what_was_dropped(pipe: tup
     assert sum(dropped) == 2 * MOST_WAITING - len(numbers) > 0
 
 
-def test_a_descriptor_that_was_closed_at_the_start_is_left_alone(pipe: tuple[int, int]) -> None:
+def test_a_descriptor_closed_before_the_start_is_left_alone(pipe: tuple[int, int]) -> None:
     """Its number may be a log's or a client's by now."""
     output = Output(None, pipe[1])
     output.say("for nobody")
@@ -80,8 +80,8 @@ def test_a_reader_that_has_gone_costs_nothing(pipe: tuple[int, int]) -> None:
     assert not output._thread.is_alive()
 
 
-def test_an_end_waits_for_a_reader_for_a_while(pipe: tuple[int, int]) -> None:
-    """A process that is to end does so."""
+def test_an_exit_waits_for_a_reader_for_a_limited_time(pipe: tuple[int, int]) -> None:
+    """A process that should end does so."""
     output = Output(pipe[1], pipe[1])
     output.out.write("a" * 100_000)
     output.close()

@@ -57,8 +57,8 @@ mkdir -p .venv/bin && ln -sf /bin/true .venv/bin/python
 """
 
 
-def test_an_environment_that_could_not_be_made_is_made_anew(tmp_path: Path) -> None:
-    """Debian's Python fails half way until python3-venv is installed: then the same command works."""
+def test_an_incomplete_environment_is_recreated(tmp_path: Path) -> None:
+    """Debian's Python fails half-way until python3-venv is installed: then the same command works."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "locks").mkdir()
     files = (
@@ -80,7 +80,7 @@ def test_an_environment_that_could_not_be_made_is_made_anew(tmp_path: Path) -> N
 
 
 def test_the_wheel_holds_every_file_of_the_package(built: Path) -> None:
-    """A data file left out would be missed at a user's first start, not here."""
+    """A missing data file would be noticed at a user's first start, not here."""
     files = [path for path in (ROOT / "melld").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT)) for path in files} <= _wheel_names(built)
     assert {f"melld/systemd/{unit.name}" for unit in (ROOT / "systemd").iterdir()} <= _wheel_names(built)
@@ -91,7 +91,7 @@ def test_the_wheel_holds_nothing_else(built: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in _wheel_names(built)} == {"melld"}
 
 
-def test_the_wheel_says_what_it_is(built: Path) -> None:
+def test_the_wheel_s_metadata_is_complete(built: Path) -> None:
     """Name, licence, Python, the two builds of vLLM, and the command."""
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -105,7 +105,7 @@ def test_the_wheel_says_what_it_is(built: Path) -> None:
 
 
 def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
-    """Who builds from source gets what everybody gets."""
+    """Whoever builds from source gets what everybody gets."""
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -117,7 +117,7 @@ def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Pa
 
 
 def test_melld_runs_from_the_wheel(built: Path, tmp_path: Path) -> None:
-    """The command, the units and a demo model come out of what was installed, far from any checkout."""
+    """The command, the units and a demo model come from what was installed, far from any checkout."""
     (wheel,) = built.glob("*.whl")
     place = tmp_path / "installed"
     pip = (

@@ -1,4 +1,4 @@
-"""The daemon's own tasks: one that fails is started again, and the operator hears of it."""
+"""The daemon's own tasks: a failed one is restarted, and the operator hears of it."""
 
 import asyncio
 import logging
@@ -27,14 +27,14 @@ class Failing:
 
 
 async def kept(work: Failing, rests_s: tuple[float, ...] = (0.0,)) -> Tasks:
-    """Its tasks, once it goes on."""
+    """The tasks under guard, once the work goes on."""
     tasks = Tasks()
     tasks.keep("work", Work(work.run, rests_s))
     await work.is_well.wait()
     return tasks
 
 
-async def test_it_is_started_again_until_it_goes_on_and_the_operator_is_told() -> None:
+async def test_a_failing_task_is_restarted_until_it_works_and_logged() -> None:
     """A watchman that stumbles costs no stream, and is not forgotten either."""
     tasks = await kept(Failing(3))
     assert tasks.restarts == {"work": 3}
@@ -43,7 +43,7 @@ async def test_it_is_started_again_until_it_goes_on_and_the_operator_is_told() -
     await tasks.cancel()
 
 
-async def test_it_rests_longer_and_longer_and_says_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restarts_back_off_and_say_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails at once each time must not take a core, nor fill the log."""
     rests_s: list[float] = []
     told: list[str] = []
@@ -63,8 +63,8 @@ async def test_it_rests_longer_and_longer_and_says_how_long(monkeypatch: pytest.
     await tasks.cancel()
 
 
-async def test_one_that_has_run_for_long_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The warning of last week is no news, and the next failure is the first again."""
+async def test_a_task_that_has_run_for_long_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Last week's failure is forgotten, and the next one is the first again."""
     monkeypatch.setattr(module, "HEALTHY_S", 0.0)
     tasks, work = Tasks(), Failing(20)
     tasks.keep("work", Work(work.run, (0.0, 3600.0), healthy_s=0.0))
@@ -81,15 +81,15 @@ async def test_the_same_failure_has_one_traceback(caplog: pytest.LogCaptureFixtu
     await tasks.cancel()
 
 
-async def test_one_that_awaited_what_was_cancelled_is_not_taken_for_cancelled() -> None:
-    """It would end without a word, and nobody would look after the workers."""
+async def test_a_task_that_awaited_a_cancelled_one_does_not_count_as_cancelled() -> None:
+    """It would end silently, and nobody would look after the workers."""
     tasks = await kept(Failing(1, asyncio.CancelledError()))
     assert tasks.restarts == {"work": 1}
     await tasks.cancel()
 
 
-async def test_work_that_is_done_is_not_begun_again() -> None:
-    """Some of it has an end, as filling a table has."""
+async def test_finished_work_is_not_restarted() -> None:
+    """Some of it has an end, such as filling a table."""
     work, over = Failing(0), asyncio.Event()
 
     async def once() -> None:
@@ -103,7 +103,7 @@ async def test_work_that_is_done_is_not_begun_again() -> None:
     assert (work.runs, tasks.restarts, tasks.troubled()) == (1, {"work": 0}, [])
 
 
-async def test_a_vital_one_that_cannot_go_on_is_told_to_the_daemon() -> None:
+async def test_a_vital_task_that_cannot_go_on_is_reported_to_the_daemon() -> None:
     """A daemon that answers nobody makes room for another; the others' failures are no reason."""
     given_up: asyncio.Queue[str] = asyncio.Queue()
     tasks, work = Tasks(given_up.put_nowait), Failing(100)

@@ -1,4 +1,4 @@
-"""Tiny models of the kinds that the demo model is not, each made of it or like it; seeded, so always the same."""
+"""Tiny models of other kinds than the demo model, each derived from it or like it; seeded, so always the same."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from melld.demo_model import HEAD_WIDTH, HIDDEN, make_demo_model
 
 
 def make_reranker(directory: Path) -> None:
-    """A model that scores pairs of texts: the demo model with a head for one class."""
+    """Write a model that scores pairs of texts: the demo model with a head for one class."""
     make_demo_model(directory)
     change_config(directory, architectures=["LlamaForSequenceClassification"], num_labels=1)
     head = np.random.default_rng(2).standard_normal((1, HIDDEN), dtype=np.float32) * np.float32(HIDDEN**-0.5)
@@ -19,7 +19,7 @@ def make_reranker(directory: Path) -> None:
 
 
 def make_drafter(model: Path, directory: Path, layers: int) -> None:
-    """A model that drafts for `model`: its first layers, a little weaker, so that it is often right and often wrong."""
+    """Write a draft model for `model`: its first layers, a little weaker, so that it is often right and often wrong."""
     shutil.copytree(model, directory)
     change_config(directory, num_hidden_layers=layers)
     weights = read_weights(directory)
@@ -28,7 +28,7 @@ def make_drafter(model: Path, directory: Path, layers: int) -> None:
 
 
 def make_eagle(model: Path, directory: Path) -> None:
-    """An EAGLE head for `model`: its first layer, which reads a token and half of the model's own state."""
+    """Write an EAGLE head for `model`: its first layer, which reads a token and half of the model's own state."""
     make_drafter(model, directory, 1)
     layer = {name.removeprefix("model."): one for name, one in read_weights(directory).items() if _layer_of(name) == 0}
     unchanged = np.eye(len(layer.pop("layers.0.input_layernorm.weight")), dtype=np.float32)
@@ -36,7 +36,7 @@ def make_eagle(model: Path, directory: Path) -> None:
 
 
 def make_adapter(model: Path, directory: Path, seed: int, rank: int = 8) -> None:
-    """A LoRA adapter of `model`, strong enough to change most tokens."""
+    """Write a LoRA adapter of `model`, strong enough to change most tokens."""
     from safetensors.numpy import save_file
 
     directory.mkdir()
@@ -56,7 +56,7 @@ def make_adapter(model: Path, directory: Path, seed: int, rank: int = 8) -> None
 
 
 def _layer_of(name: str) -> int:
-    """Return the number of the layer that a weight is of; -1 for one of the whole model."""
+    """Return the number of a weight's layer; -1 for one of the whole model."""
     return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
 
 

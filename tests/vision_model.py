@@ -39,7 +39,7 @@ def make_vision_model(directory: Path) -> None:
 
 
 def picture(seed: int) -> str:
-    """A picture of noise, as the URL that a client sends."""
+    """Return a picture of noise, as the URL that a client sends."""
     from PIL import Image
 
     pixels = np.random.default_rng(seed).integers(0, 256, (IMAGE_PIXELS, IMAGE_PIXELS, 3), dtype=np.uint8)

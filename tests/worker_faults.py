@@ -1,4 +1,4 @@
-"""Faults on demand: a worker that dies, or stops, at a named point of a migration, or whose copies arrive damaged.
+"""Faults on demand: a worker that dies or stops at a named point of a migration, or whose copies arrive damaged.
 
 Owns the points, and the wrappers that are put around the worker's methods in a process that the nursery forks.  The
 worker's own code knows nothing of them.  `MELLD_FAULTS` names a directory: a file `WORKER.POINT.SIGNAL` in it
@@ -50,7 +50,7 @@ SLOW, SLOW_STEP_S = "slow", 0.075
 
 @contextlib.contextmanager
 def slowed(directory: Path, decode_s: float = 0.0) -> Iterator[None]:
-    """Hold the streams of these workers to the pace of a large model: who looks finds them running, however late.
+    """Slow these workers' streams to the pace of a large model, so that an observer finds them running, however late.
 
     `decode_s`: by how much each running request makes a step longer.
     """
@@ -69,7 +69,7 @@ class FaultPoints:
         self._worker = worker
 
     def reach(self, point: str) -> None:
-        """Suffer the fault set for this point, if there is one."""
+        """Suffer the fault set for this point, if any."""
         for name, number in SIGNALS.items():
             if self.take(point, name):
                 os.kill(os.getpid(), number)
@@ -117,7 +117,7 @@ class SpoiltLink:
 
 
 def inject(directory: Path) -> None:
-    """Wrap the methods of a worker, by name, in this process: it reaches the points from now on."""
+    """Wrap a worker's methods, by name, in this process, so that it reaches the fault points."""
     from vllm.v1.engine.core import EngineCore
 
     from melld.engine.worker import links
@@ -190,7 +190,7 @@ def inject(directory: Path) -> None:
 def _wrap(
     owner: type, name: str, before: Callable[..., None] | None = None, after: Callable[[Any], None] | None = None
 ) -> None:
-    """Have `before` called with the method's arguments, and `after` with what it returns."""
+    """Call `before` with the method's arguments, and `after` with its result."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -74,7 +74,7 @@ class Admission:
 
     @contextmanager
     def call(self, client: str = "", *, goes_on: bool = False) -> Iterator[None]:
-        """Hold a place for the client's call, which is the current task; one that `goes_on` was admitted before.
+        """Hold a place for the client's call, the current task; if it `goes_on`, it was admitted before.
 
         Raises:
             Refusal: see `check`.
@@ -105,7 +105,7 @@ class Admission:
         self.door = Door.OPEN
 
     async def wait_idle(self, deadline_s: float | None) -> bool:
-        """Wait at most `deadline_s` (None: without end) for the last call to end; return False if one still runs."""
+        """Wait up to `deadline_s` (None: forever) for the last call to end; return False if one still runs."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
@@ -132,7 +132,7 @@ class Admission:
 
     @property
     def aborted(self) -> bool:
-        """Return whether the daemon, not the client, has cancelled a cancelled call."""
+        """Return True if the daemon, not the client, cancelled the call."""
         return self.door is Door.ABORTED
 
 

@@ -160,7 +160,7 @@ def _answer_to_validation(error: ValidationError) -> Answer:
 
 
 def _said_of_entry(errors: list[Any]) -> str:
-    """Say what is wrong with a message's part or tool call, which pydantic has tried as every type of these."""
+    """Say what is wrong with a message's part or tool call, after pydantic tried it as every possible type."""
     not_meant = [one for one in errors if one["type"] == "literal_error" and one["loc"][2:] == ("type",)]
     others = {one["loc"][:2] for one in not_meant}
     meant = [one for one in errors if one["loc"][:2] not in others]
@@ -187,7 +187,7 @@ _FINER = (
 
 
 def _finer(message: str, param: str | None, parameters: frozenset[str]) -> tuple[str | None, str | None]:
-    """Return the code and the field of a bad request, as far as its text names them."""
+    """Return the error code and field of a bad request, as far as its text names them."""
     if param == "logprobs" and "top_logprobs" in parameters:
         return None, "top_logprobs"
     for pattern, code, fields in _FINER:

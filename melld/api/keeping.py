@@ -52,7 +52,7 @@ class Keeping:
         goes_on: Callable[[], AbstractContextManager[None]],
         turns: Turns,
     ) -> None:
-        """Take the call with the size of its body, and a context in which the call `goes_on` in the background."""
+        """Take the call, its body's size, and a context in which it `goes_on` in the background."""
         self._store = store
         self._owner = owner
         self._request = request

@@ -56,7 +56,7 @@ class LongAnswer:
         self._unmade: dict[int, Unmade] = {}
 
     def leaving_out(self, handler: Any) -> Any:
-        """Return vLLM's serving class so that its answer lacks long log-probabilities, which `encode` makes."""
+        """Return vLLM's serving class without long log-probabilities, which `encode` adds."""
         own = copy.copy(handler)
         for method, source, empty in _LATE:
             if hasattr(handler, method):
@@ -74,7 +74,7 @@ class LongAnswer:
         return make_or_leave
 
     async def encode(self, answer: BaseModel, dump: dict[str, Any]) -> bytes:
-        """Return what `model_dump_json` with these arguments would return if nothing were left out."""
+        """Return what `model_dump_json` with these arguments would return for the complete answer."""
         return b"".join([piece async for piece in self._written(answer, dump)])
 
     async def _written(self, model: BaseModel, dump: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -105,7 +105,7 @@ class LongAnswer:
         yield b"]"
 
     async def _late_json(self, unmade: Unmade, dump: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Make and write one stretch after the other, so that the objects of written stretches are freed."""
+        """Make and write one stretch at a time, so that the objects of written stretches are freed."""
         tokens, logprobs = unmade.arguments["token_ids"], unmade.arguments[unmade.source]
         step = max(1, PIECE // _width(logprobs))
         written: dict[str, list[bytes]] = {}
@@ -136,7 +136,7 @@ class LongAnswer:
             yield b"}"
 
     def _shortened(self, model: BaseModel, mark: str, left_out: list[Any]) -> BaseModel:
-        """Return the model with marks in place of long values, which go to `left_out`."""
+        """Return the model with placeholders for long values, which go to `left_out`."""
         changed: dict[str, Any] = {}
         for name in type(model).model_fields:
             value = getattr(model, name)

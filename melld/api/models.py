@@ -25,7 +25,7 @@ class AskedModel(Protocol):
         """Count a call inside the context."""
 
     async def until_loaded(self) -> None:
-        """Have a model loaded that is not; raise if it cannot be, or not in time."""
+        """Have a model loaded; raise if that fails or takes too long."""
 
     def check_queue(self, client: str, priority: int) -> None:
         """Raise if the full queue would send away a request of this client and priority on arrival."""

@@ -27,5 +27,5 @@ class OffLoop:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self) -> None:
-        """End the thread after its present work, without waiting."""
+        """End the thread after its current work, without waiting."""
         self._thread.shutdown(wait=False, cancel_futures=True)

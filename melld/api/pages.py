@@ -108,7 +108,7 @@ async def versions(_daemon: ApiContext, _rest: str) -> web.Response:
 
 
 async def metrics(daemon: ApiContext, _rest: str) -> web.Response:
-    """Return vLLM's metrics for each worker, and melld's, in Prometheus' text format.
+    """Return vLLM's metrics for each worker, and melld's, in the Prometheus text format.
 
     They are of one moment.  Written all at once, those of 32 workers would hold the event loop for 40 ms.
     """

@@ -1,4 +1,4 @@
-"""Parses a JSON object into the pydantic model of its endpoint, in small bites.
+"""Parses a JSON object into the pydantic model of its endpoint, in small steps.
 
 pydantic validates in C, holds the interpreter's lock to the end and collects every error of every item: a list of
 thousands, each tried as one of 25 types, stops all streams for minutes.  The models here are vLLM's, except that Python
@@ -58,7 +58,7 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
 
 
 def trying(kind: Any, plain: Any = None) -> Callable[[dict[str, Any]], BaseModel]:
-    """Return a function that parses a body by trying one model after the other, and then raises as `patient`'s does.
+    """Return a function that parses a body by trying each model in turn, and raises as `patient`'s does.
 
     `plain`: the one model to try where neither `messages` nor `input` holds objects.
     """
@@ -109,7 +109,7 @@ def _begins_with_object(value: Any) -> bool:
 
 
 def check_bites(body: dict[str, Any]) -> None:
-    """Refuse values that pydantic would take long to validate in one go.
+    """Refuse values that pydantic would block on for long.
 
     Raises:
         Refusal: 400, with the field as `param`.

@@ -35,7 +35,7 @@ FORWARDED_HEADERS = ("traceparent", "tracestate", "X-Session-ID")
 
 
 def forwarded(headers: Any, request_id: str) -> SimpleNamespace:
-    """Return what stands in for the Starlette request of vLLM's classes: some headers, and a place for their state."""
+    """Return a stand-in for the Starlette request of vLLM's classes: some headers, and room for their state."""
     chosen = CIMultiDict({name: headers[name] for name in FORWARDED_HEADERS if name in headers})
     chosen["X-Request-Id"] = request_id
     return SimpleNamespace(headers=chosen, state=SimpleNamespace())
@@ -71,7 +71,7 @@ def is_stream(call: Call, parsed: BaseModel) -> bool:
 
 
 def outlet_of(call: Call, handler: Any, parsed: BaseModel) -> Outlet | None:
-    """Return the outlet for a stream, or None if each of its events tells more of its output than a text."""
+    """Return the outlet for a stream, or None if its events hold more than text."""
     if call.hears or getattr(parsed, "return_token_ids", False) or getattr(parsed, "background", False):
         return None
     parser = getattr(handler, "parser_cls", None) or getattr(handler, "parser", None)
@@ -107,7 +107,7 @@ async def perform(
 
 
 def trust_of(call: Call, serving: State) -> Trust:
-    """Return what the operator's options in `[model.vllm]` let clients do; tools count where a worker answers."""
+    """Return what the operator's `[model.vllm]` options allow clients."""
     arguments = serving.args
     return Trust(
         chat_template=bool(getattr(arguments, "trust_request_chat_template", False)),

@@ -31,7 +31,7 @@ def route_of(path: str) -> tuple[str, str]:
 
 
 def _hint(path: str) -> str:
-    """Say which path was meant, by a client whose base URL has a `/v1` or a slash too few or too many."""
+    """Name the intended path for a client whose base URL lacks or repeats a `/v1` or a slash."""
     plain = re.sub("/+", "/", path).rstrip("/")
     near = (plain, f"/v1{plain}", plain.removeprefix("/v1"))
     meant = next((one for one in near if one in CALLS or one in PAGES), None)

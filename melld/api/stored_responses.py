@@ -39,7 +39,7 @@ class Stored(msgspec.Struct, kw_only=True):
         return dict(msgspec.json.decode(self.body))
 
     def add(self, event: str, body: bytes | None) -> None:
-        """Add an event of its stream, unless it has ended; `body`: the answer as it now is, where the event says it."""
+        """Add an event of its stream, unless it has ended; `body`: the current answer, if the event contains it."""
         assert self.events is not None
         if self.is_done:
             return
@@ -89,7 +89,7 @@ class Stored(msgspec.Struct, kw_only=True):
 
 
 class LeftResponse(msgspec.Struct, frozen=True):
-    """An answer, as one daemon leaves it to the next."""
+    """An answer as one daemon leaves it to its successor."""
 
     owner: bytes
     response_id: str
@@ -102,7 +102,7 @@ class LeftResponse(msgspec.Struct, frozen=True):
 
 
 class StoredResponses:
-    """Keeps answers by their owner and id, as long as it is one of the `owners`.  One per daemon."""
+    """Keeps answers by owner and id while the owner is among `owners`.  One per daemon."""
 
     def __init__(self, limits: Callable[[], ServerConfig], owners: Callable[[], Set[bytes]]) -> None:
         self._limits = limits
@@ -177,7 +177,7 @@ class StoredResponses:
         ]
 
     def take(self, left: Iterable[LeftResponse]) -> None:
-        """Keep the answers that an earlier daemon has left, or the rest of those that it was making."""
+        """Keep an earlier daemon's answers, or the rest of those that it was making."""
         for one in left:
             if (known := self._of[one.owner].get(one.response_id)) is None:
                 if (one.owner, one.response_id) in self._taken:  # and deleted since
@@ -191,14 +191,14 @@ class StoredResponses:
                 known.done(one.body)
 
     def maker_ended(self) -> None:
-        """Fail the answers that an earlier daemon was making: it has ended."""
+        """Fail the answers that an earlier daemon was still making when it ended."""
         for kept in self._of.values():
             for one in kept.values():
                 if one.is_elsewhere:
                     one.fail(Answer(500, "the daemon that was generating it has exited", code="daemon_ended"))
 
     def cancel(self, owner: bytes, response_id: str) -> bytes:
-        """End the work for an answer, and return it; return one that has been cancelled before.
+        """Cancel an answer and return it; return an already cancelled one as it is.
 
         Raises:
             Refusal: 404; 400, it is not made in the background; 409, it is done.

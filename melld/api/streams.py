@@ -63,7 +63,7 @@ async def _go_on(held: list[str], texts: AsyncGenerator[str, None]) -> AsyncGene
 async def _texts(
     stream: AsyncGenerator[Any, None], dialect: Dialect, tier: Tier | None, outlet: Outlet | None
 ) -> AsyncGenerator[str, None]:
-    """Yield a serving class's events as text, but for those that the outlet has written already."""
+    """Yield a serving class's events as text, except those that the outlet already wrote."""
     async with contextlib.aclosing(stream):
         async for item in stream:
             if outlet is None:
@@ -78,7 +78,7 @@ async def _texts(
 
 
 def _text(item: Any, dialect: Dialect, tier: Tier | None) -> str:
-    """Return an event as text; raise `ServingFault` for an error event (the Anthropic converter raises none)."""
+    """Return an event as text; raise `ServingFault` for an error event (the Anthropic converter never raises)."""
     if dialect is Dialect.RESPONSES:
         return item if isinstance(item, str) else event_text(item)
     if dialect is Dialect.ANTHROPIC and item.startswith("event: error"):
@@ -94,7 +94,7 @@ def event_text(event: Any) -> str:
 
 
 async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
-    """Wait until a stream's head may be sent: `work` (up to the first token) is done, or was admitted a while ago.
+    """Wait until a stream's head may be sent: `work` (up to the first token) is done, or was admitted long enough ago.
 
     Raises:
         Any error of `work`: nothing has been sent yet.

@@ -87,13 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _encode_output(*, json: bool) -> None:
-    """Have JSON written as UTF-8, and replace letters of a model's name that a terminal lacks by their numbers."""
+    """Write JSON as UTF-8, and escape letters of a model's name that a terminal lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(encoding="utf-8" if json else None, errors="backslashreplace")
 
 
 def _drop_output() -> None:
-    """Send what is left of the output nowhere, so that the interpreter does not try to write it when it ends."""
+    """Discard pending output, so that the interpreter does not try to write it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

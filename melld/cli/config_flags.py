@@ -145,7 +145,7 @@ def _read(file: Path, *, again: bool = False) -> str:
 
 
 def _configured_directory(file: Path) -> str | None:
-    """Return `[server] runtime_directory` alone: the file may be incomplete, if the daemon got the rest as flags."""
+    """Return `[server] runtime_directory` alone: the file may be incomplete if the daemon got the rest as flags."""
     try:
         server = tomllib.loads(_read(file)).get("server", {})
     except tomllib.TOMLDecodeError as error:

@@ -151,7 +151,7 @@ def _tell_of(foreign: Iterable[Path], what: str) -> None:
 
 
 def _tell_of_keys(root: Path) -> None:
-    """Warn if the service could not read the key file that its configuration names."""
+    """Warn if the service could not read its configured key file."""
     try:
         server = tomllib.loads((root / CONFIG.lstrip("/")).read_text()).get("server", {})
     except (OSError, ValueError):  # missing or invalid: `melld check-config` says which

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def takes_model(parser: argparse.ArgumentParser, does: str, or_else: str = "") -> None:
-    """Describe a command that does something with one model."""
+    """Describe a command that takes one model."""
     parser.add_argument("model", metavar="NAME", help=f"model name as listed by `melld models`{or_else}")
     describe(parser, does, "done", "not done (the daemon says why)", "the model's status as JSON")
 

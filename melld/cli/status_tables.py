@@ -199,7 +199,7 @@ def _request_table(requests: tuple[RequestStatus, ...], capacities: dict[str, in
 
 
 def device_table(status: DaemonStatus, *, ascii_only: bool) -> Table:
-    """Return what each model has of each device, and what is free, each with its part of the device as a bar."""
+    """Return each model's share of each device, and the free part, with bars."""
     marks = ASCII if ascii_only else UNICODE
     table = plain_table(gap=2)
     for title in ("Device", "Model", "State", ""):

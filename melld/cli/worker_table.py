@@ -163,7 +163,7 @@ def _percent(part: float | None) -> str | None:
 
 
 def plain_table(gap: int) -> Table:
-    """Return an empty table without lines, its columns so far apart."""
+    """Return an empty table without lines, with this padding between columns."""
     return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
 
 

@@ -40,7 +40,7 @@ class AgentActor:
     """Keeps an agent."""
 
     def run(self, summons_bytes: bytes) -> str:
-        """Run an agent to its end and return why it ended.  On the main thread: its end is the agent's, too.
+        """Run an agent to its end and return the reason.  On the main thread: they end together.
 
         A detached actor that only returns would stay, and hold its seats: so its process ends.
         """
@@ -114,5 +114,5 @@ class AgentActor:
 
 
 def _own_environment() -> dict[str, str]:
-    """Return the environment without what Ray put there: its token, and a thread a process."""
+    """Return the environment without Ray's additions: its token, and its limit of one thread."""
     return {key: value for key, value in os.environ.items() if not key.startswith("RAY_") and key != "OMP_NUM_THREADS"}

@@ -99,7 +99,7 @@ class Relay:
         self._daemon.send(say.Seen(self._number, self.child.look(reach)))
 
     def judge_reading(self) -> None:
-        """Kill the worker if it has left much unread and has read nothing since the last call."""
+        """Kill the worker if much is unread and it has read nothing since the last call."""
         unread, before = self.child.unread_bytes, self._read_bytes
         self._read_bytes = self._written_bytes - unread
         if unread > MAX_UNREAD_BYTES and self._read_bytes == before:

@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster, kept: an agent on every node with devices, launched again when it is lost.
+"""Keeps an agent on every node with devices of a Ray cluster, relaunching lost ones.
 
 Owns the launcher, the gate, and which node has a machine.  The daemon listens, and uses each machine's devices:
 
@@ -50,7 +50,7 @@ class ClusterListener(Protocol):
 
 
 class Launching:
-    """A node's agent that has been asked for or will be again.  `timer`: until it is late, or is asked for."""
+    """A node's agent that is or will be requested.  `timer`: until it is late, or is requested."""
 
     def __init__(self) -> None:
         self.back_off_s = 1.0
@@ -138,7 +138,7 @@ class Cluster:
     # -- the launcher -----------------------------------------------------------------------------------------------
 
     async def _keep_launcher(self) -> None:
-        """Run launchers one after another: agents go on without one, but none is started."""
+        """Keep a launcher running: agents survive without one, but none is started."""
         back_off_s = 1.0
         while True:
             begun_s = asyncio.get_running_loop().time()
@@ -202,14 +202,14 @@ class Cluster:
                 self._summon(name)
 
     def _forget(self, is_void: Callable[[str, str], bool]) -> None:
-        """Stop waiting for agents that will not connect, as told by `is_void(name, node)`."""
+        """Stop waiting for agents that will not connect, according to `is_void(name, node)`."""
         for name, launching in self._launching.items():
             if launching.timer is not None and launching.node and is_void(name, launching.node):
                 launching.timer.cancel()
                 launching.timer, launching.node = None, ""
 
     def _summon(self, name: str) -> None:
-        """Ask for an agent on a node, if that is possible now."""
+        """Request an agent on a node, if possible now."""
         launching = self._launching[name]
         launching.timer, launching.node = None, ""
         node = self._nodes.get(name)

@@ -27,7 +27,7 @@ class Envelope(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
-    """A directory or file that is a model's, or a name of the hub's; what follows says where vLLM finds that."""
+    """A model's directory, file or hub name, and where vLLM finds it."""
 
     path: str
     revision: str | None = None
@@ -99,7 +99,7 @@ class Exited(Envelope, frozen=True, tag=True):
 
 
 class Readings(Envelope, frozen=True, tag=True):
-    """The last readings of the devices of a machine's workers, by worker."""
+    """The latest device readings of a machine's workers, by worker."""
 
     readings: dict[str, WorkerReading]
 
@@ -136,20 +136,20 @@ class Kill(Envelope, frozen=True, tag=True):
 
 
 class Look(Envelope, frozen=True, tag=True):
-    """Look whether that worker gets on (`Child.look`); `Seen` answers."""
+    """Check that worker's progress (`Child.look`); `Seen` answers."""
 
     number: int
     reach: Reach
 
 
 class ReturnSeat(Envelope, frozen=True, tag=True):
-    """Give a device back to Ray; no worker runs there."""
+    """Return a device to Ray; no worker runs there."""
 
     seat: int
 
 
 class TakeSeat(Envelope, frozen=True, tag=True):
-    """Have Ray give a device for this seat again; `SeatTaken` answers, when one is free."""
+    """Request a device for this seat from Ray again; `SeatTaken` answers once one is free."""
 
     seat: int
 
@@ -158,7 +158,7 @@ class TakeSeat(Envelope, frozen=True, tag=True):
 
 
 class Summons(Envelope, frozen=True, tag=True, kw_only=True):
-    """The facts that an agent is started with."""
+    """The data that an agent is started with."""
 
     host: str
     """Where the daemon listens."""
@@ -194,7 +194,7 @@ class SeatAnswer(Envelope, frozen=True, tag=True):
 
 
 class Launch(Envelope, frozen=True, tag=True):
-    """Start an agent on this node, in place of any earlier one of this daemon."""
+    """Start an agent on this node, replacing any earlier one of this daemon."""
 
     node: str
     summons: Summons
@@ -232,7 +232,7 @@ class AgentEnded(Envelope, frozen=True, tag=True):
 
 
 class LauncherFailed(Envelope, frozen=True, tag=True):
-    """The launcher cannot work, and ends."""
+    """The launcher cannot work and exits."""
 
     reason: str
 
@@ -245,7 +245,7 @@ FromLauncher = HeadFound | Joined | Nodes | AgentEnded | LauncherFailed
 
 
 def pieces(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield what is written to a worker's wire in parts that fit into an envelope each."""
+    """Split what is written to a worker's wire into parts that each fit into an envelope."""
     piece: list[Buffer] = []
     room = MAX_PIECE_BYTES
     for buffer in buffers:

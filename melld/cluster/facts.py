@@ -30,7 +30,7 @@ HUB_WEIGHTS = tuple(
 
 
 def check_installed(config: ClusterConfig) -> None:
-    """Raise `ConfigError` if Ray is configured and not installed, or NIXL."""
+    """Raise `ConfigError` if Ray or NIXL is configured but not installed."""
     if config.address is not None and importlib.util.find_spec("ray") is None:
         raise ConfigError("[cluster] address", "Ray is not installed: see docs/cluster.md, step 1")
     if config.address is not None and config.kv == "nixl" and importlib.util.find_spec("nixl") is None:
@@ -73,7 +73,7 @@ def why_different(ours: Facts, theirs: Facts) -> str | None:
 
 
 def same_everywhere(path: str) -> str:
-    """Return a model's path so that it means the same on every machine: absolute, unless it is a name."""
+    """Return a model's path in a form valid on every machine: absolute, unless it is a hub name."""
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 

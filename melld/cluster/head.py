@@ -1,4 +1,4 @@
-"""Begins the launcher's process: asks the head of a Ray cluster whether it can be used, then loads Ray.
+"""Starts the launcher's process: checks with the head of a Ray cluster that it is usable, then loads Ray.
 
 Ray's own errors come late and are long.  Owns the question.  Loads nothing of Ray before it is answered, unless it has
 to find the address or certificates.
@@ -47,7 +47,7 @@ def main(descriptor: int, daemon_pid: int, address: str, run: str, kind: str, al
 
 
 def tell(daemon: socket.socket, message: msgspec.Struct) -> None:
-    """Send the daemon a message; end with it."""
+    """Send the daemon a message; exit if the daemon is gone."""
     try:
         daemon.sendall(b"".join(encode_frame(message)))
     except OSError:

@@ -99,7 +99,7 @@ class Launcher:
 
 
 def told_by(error: BaseException) -> str:
-    """Return the line that says most: the error that ends a traceback in Ray's text, or the first."""
+    """Return the most informative line: the error at the end of Ray's traceback, or the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
     return (causes[-1:] or lines[:1] or ["no reason given"])[0]

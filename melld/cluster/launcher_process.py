@@ -26,7 +26,7 @@ BEGIN = "import sys; sys.path[:] = {path!r}; from melld.cluster.head import main
 async def run_launcher(
     config: ClusterConfig, run: str, kind: str, began: Callable[[Link], None], told: Callable[[Any], None]
 ) -> str:
-    """Run a launcher to its end, or end it when cancelled.  Calls `began(link)`, and `told` with all that it says.
+    """Run a launcher to its end, or end it when cancelled.  Calls `began(link)`, and `told` with its messages.
 
     Returns how it ended, or "" if it said why itself.
 

@@ -60,12 +60,12 @@ class Machine:
         return child
 
     def return_seat(self, seat: int) -> None:
-        """Give the device back to Ray; no worker may run there."""
+        """Return the device to Ray; no worker may run there."""
         if self.devices.pop(seat, None) is not None:
             self._link.send(say.ReturnSeat(seat))
 
     async def take_seat(self, seat: int) -> None:
-        """Have Ray give a device for the seat again, which may be another one than before.
+        """Request a device for the seat from Ray again, possibly a different one.
 
         Raises:
             NoSeat: there is none now.
@@ -159,7 +159,7 @@ class RemoteChild:
         self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
 
     def look(self, reach: Reach) -> Standstill:
-        """See `Child.look`: the machine looks; return what it found the time before."""
+        """See `Child.look`: ask the machine, and return its previous finding."""
         if not self._is_looking:
             if reach != self._reach:
                 self._seen, self._reach = Standstill(), reach

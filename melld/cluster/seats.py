@@ -1,4 +1,4 @@
-"""Gives the devices of a stopped worker back to Ray, and takes devices again before it starts (`return_idle`).
+"""Returns a stopped worker's devices to Ray, and requests devices before it restarts (`return_idle`).
 
 Owns when: a worker that is started again soon, as after a death, keeps its devices.
 """
@@ -61,7 +61,7 @@ class SeatedHost:
             self._ended()
 
     def _seated(self, spec: WorkerSpec) -> WorkerSpec:
-        """Return the specification with the devices that Ray gave, which may be others than it was made for."""
+        """Return the specification with the devices that Ray gave, which may differ from the planned ones."""
         now = {before: self._machine.devices[seat].uuid for seat, before in self._made_for.items()}
         visible = dict.fromkeys(now.get(uuid, uuid) for uuid in spec.visible_devices)
         return msgspec.structs.replace(spec, visible_devices=tuple(visible))

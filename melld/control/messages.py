@@ -170,7 +170,7 @@ class Lend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def borrower(self) -> str:
-        """Return to whom it goes, in words."""
+        """Return the borrower, in words."""
         return f"`{self.command}` (pid {self.pid}, {self.user})"
 
 

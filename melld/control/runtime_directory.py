@@ -74,7 +74,7 @@ class ControlSocket:
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether the path still leads to this socket: it may be removed, and be another daemon's then."""
+        """Return True if the path still leads to this socket, and not to another daemon's."""
         return _file_at(self.path) == self._file
 
     def put_back(self) -> None:
@@ -94,7 +94,7 @@ class ControlSocket:
         self._file = _file_at(self.path)
 
     def close(self) -> None:
-        """Remove the socket, unless another is there or another daemon has it, too; then unlock the directory."""
+        """Remove the socket unless it was replaced or is shared with another daemon; then unlock the directory."""
         if self.is_in_place and not self.is_given_away:
             self.path.unlink(missing_ok=True)
         self.listener.close()

@@ -152,14 +152,14 @@ class ControlServer:
         self._site = site
 
     async def rest(self) -> None:
-        """Take no new connection until `listen`; the socket stays."""
+        """Accept no connection until `listen`; the socket stays."""
         self._is_resting = True
         earlier, self._site = self._site, None
         if earlier is not None:
             await earlier.stop()
 
     async def stay(self) -> None:
-        """Look every `LOOK_S` seconds, until cancelled."""
+        """Check every `LOOK_S` seconds, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()

@@ -72,7 +72,7 @@ def kind_of(gpus: Sequence[Device]) -> str:
 
 
 def worker_environment(kind: str, environment: Mapping[str, str], *, lends: bool = False) -> dict[str, str]:
-    """Return what all workers have in their environment; the user's takes precedence over melld's defaults for vLLM.
+    """Return the workers' common environment; the user's takes precedence over melld's defaults for vLLM.
 
     `lends`: they share GPU memory.
     """
@@ -81,7 +81,7 @@ def worker_environment(kind: str, environment: Mapping[str, str], *, lends: bool
 
 
 def slots_by_model(config: Config, gpus: list[Device], environment: Mapping[str, str]) -> list[list[Slot]]:
-    """Return the slots of each model; of a cluster none, as its machines bring theirs.
+    """Return the slots of each model; none for a cluster, whose machines bring theirs.
 
     Raises:
         ConfigError: a worker that there is not has a role.
@@ -158,7 +158,7 @@ def _step_limit(config: Config) -> StepLimit | None:
 
 
 def _suffixes(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
-    """Return what the devices' names end in: `0` of `cuda:0`, or `0.0`, `0.1` where workers share one GPU."""
+    """Return the suffixes of the devices' names: `0` for `cuda:0`, or `0.0`, `0.1` where workers share one GPU."""
     seen: Counter[str] = Counter()
     suffixes = []
     for gpu in gpus:

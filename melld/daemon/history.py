@@ -1,4 +1,4 @@
-"""Remembers why workers were woken or put to sleep, how long they were awake, and who was served what, and how.
+"""Remembers why workers woke or slept, for how long, and what each client was served, and how well.
 
 Owns the last reason of each worker, the sums of worker-seconds, the counts of requests whose first token came in time
 and whose pace was kept, models of the workers' speed to judge them by, and what each client has used.  Hears of every
@@ -37,16 +37,16 @@ class Attainment:
 
     @property
     def itl_target_s(self) -> float | None:
-        """Return the pace that requests are promised, in seconds per token; None: any."""
+        """Return the promised pace in seconds per token; None: no promise."""
         return self._targets.pace_s(self._steps.lone_step_s())
 
     @property
     def ttft_target_s(self) -> float:
-        """Return the least time that a first token may take, in seconds."""
+        """Return the minimum of the first-token target, in seconds."""
         return self._targets.ttft_s
 
     def heard(self, event: events.AnyEvent, commands: Sequence[events.AnyCommand]) -> None:
-        """Take an event of the scheduler's and its commands."""
+        """Note an event and its commands."""
         match event:
             case events.WorkersPaced():
                 for name, pace in event.paces.items():
@@ -86,7 +86,7 @@ class Use:
 
 
 class ClientUse:
-    """The sums by the client's name; `names` returns those that the configuration has now."""
+    """The sums by client name; `names` returns the currently configured ones."""
 
     def __init__(self, names: Callable[[], Collection[str]]) -> None:
         self.by_client: defaultdict[str, Use] = defaultdict(Use)
@@ -95,7 +95,7 @@ class ClientUse:
         self._begun: dict[RequestId, events.RequestArrived] = {}
 
     def heard(self, event: events.AnyEvent, commands: Sequence[events.AnyCommand]) -> None:
-        """Take an event of the scheduler's and its commands: a request that no worker got counts for nobody."""
+        """Note an event and its commands; a request that no worker got is not billed."""
         if isinstance(event, events.RequestArrived):
             self._waiting[event.request] = event
         for command in commands:
@@ -123,7 +123,7 @@ class Because(NamedTuple):
 
 
 class WorkerSeconds(NamedTuple):
-    """Seconds that workers were awake, and that they were there at all, asleep or not, summed over the workers."""
+    """Seconds that workers were awake, and that they existed at all, summed over the workers."""
 
     awake: float
     known: float

@@ -278,7 +278,7 @@ class Daemon:
         return await self._models.unload(model, now)
 
     async def _speak_for_service(self, speaks: bool) -> None:
-        """Start or stop notifying the service manager, depending on which daemon is its main process."""
+        """Start or stop notifying the service manager, depending on which daemon is the main process."""
         await self._tasks.cancel("service manager")
         if speaks:
             beat_s, told = self._beat_s, partial(keep_told, self._notifier, self._beat_s, self.watch.beat)
@@ -287,7 +287,7 @@ class Daemon:
     # -- tasks ------------------------------------------------------------------------------------------------------
 
     def _given_up(self, task: str) -> None:
-        """Shut down in an orderly way: without this task no request is answered, so another daemon must take over."""
+        """Shut down cleanly: without this task no request is answered, so another daemon must take over."""
         log.error("shutting down: no request can be served without '%s'", task)
         self.failed = True
         self._stop.set()

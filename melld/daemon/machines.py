@@ -1,4 +1,4 @@
-"""Workers on the machines of a cluster: places are made when a machine joins, and kept while it is lost.
+"""Workers on a cluster's machines: places are created when a machine joins, and kept while it is lost.
 
 Owns which machine has which workers.  Decides nothing: a machine that joins is used.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger("melld.cluster")
 
 
 class Machines:
-    """The machines that have ever joined.  Hears of them from the `Cluster`.
+    """All machines that have ever joined, as reported by the `Cluster`.
 
     `config`: of the one model; `environment`: the daemon's own.
     """
@@ -39,7 +39,7 @@ class Machines:
         """The latest of each name, which may be lost."""
 
     def machine_joined(self, machine: Machine) -> None:
-        """Have a worker started on each of its devices: those that it had before, if it was lost."""
+        """Start a worker on each of its devices: the same as before, if it was lost."""
         workers = self._workers.setdefault(machine.name, [])
         slots = self._slots(machine, workers)
         returned = [slot for slot in slots if slot.worker in self._fleet.places]

@@ -66,7 +66,7 @@ class Metrics:
         yield from self._of_devices(status.devices)
 
     def _of_devices(self, devices: Sequence[DeviceStatus]) -> Iterator[Metric]:
-        """Yield what several models have of the devices that they share; nothing with one model."""
+        """Yield each model's share of the shared devices; nothing with one model."""
         for field, (name, text) in TENANT_METRICS.items():
             values = {(device.device, one.model): getattr(one, field) for device in devices for one in device.models}
             yield _family(GaugeMetricFamily, name, text, ("device", "model"), values)
@@ -79,7 +79,7 @@ class Metrics:
             yield _family(CounterMetricFamily, name, text, ("model",), {(model,): n for model, n in count.items()})
 
     def _by_tier(self, requests: Sequence[RequestStatus]) -> Metric:
-        """Return how many requests of each tier run and wait, those that wait on a worker included."""
+        """Return how many requests of each tier run and wait, including those queued on a worker."""
         text = "Unfinished requests by tier: running, or waiting for capacity or for their worker."
         counts = Counter((one.tier, _STATES[one.phase is Phase.WAITING], one.model) for one in requests)
         keys = itertools.product(Tier, _STATES, (model.name for model in self._models))

@@ -77,7 +77,7 @@ class ModelParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel:
-    """A model in service, or on its way there.  `name`: the first of its names.
+    """A model in service, or about to be.  `name`: the first of its names.
 
     `on_wanted` has it loaded; a lone model is loaded at the start.
     """
@@ -105,7 +105,7 @@ class ServedModel:
         """vLLM's serving classes (`init_app_state`), from then on too."""
 
     async def start(self, on_ready: Callable[[Place], None]) -> None:
-        """Start the workers; return when one is ready and each other is, or has failed once.
+        """Start the workers; return when one is ready and every other is ready or has failed once.
 
         Raises:
             WorkerStartFailed: none can be started; the error names the option to look at.
@@ -120,7 +120,7 @@ class ServedModel:
         return failed.because_of(option_behind(failed.reason, self.parts.config.model.vllm))
 
     async def open(self, template: TemplateProcess, prepared: tuple[Any, Namespace]) -> None:
-        """Make the front end, of vLLM's configuration and serving arguments.  A worker has been ready."""
+        """Make the front end from vLLM's configuration and serving arguments, once a worker has been ready."""
         from melld.engine.frontend.frontend import capabilities_of, make_frontend, serving_state
 
         vllm_config, arguments = prepared
@@ -154,17 +154,17 @@ class ServedModel:
 
     @property
     def has_been_warm(self) -> bool:
-        """Return True if a worker has had the model loaded: it can be served, at once or once a worker is back."""
+        """Return True if a worker ever loaded the model: it can be served, now or once a worker is back."""
         return self.parts.fleet.last_ready is not None
 
     @property
     def moves(self) -> str:
-        """Return how its requests move, as its last worker has said; empty before the first."""
+        """Return how its requests move, according to its latest worker; empty before the first."""
         return ready.moves if (ready := self.parts.fleet.last_ready) else ""
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """Count a call: until it is a request, nothing else tells of one before the model's first load."""
+        """Count a call: before the model's first load nothing else knows of it until it is a request."""
         is_first = self.serving is None
         self.calls += 1
         self.first_calls += is_first

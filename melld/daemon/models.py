@@ -40,7 +40,7 @@ class Changes(NamedTuple):
 
 
 def kept_of(served: Sequence[ModelConfig], wanted: Sequence[ModelConfig]) -> list[int | None]:
-    """Return for each wanted model which served one it is, but for `LIVE` settings; None: it must be loaded."""
+    """Match each wanted model to a served one, ignoring `LIVE` settings; None: it must be loaded."""
     lasting = [msgspec.structs.replace(one, **LIVE) for one in served]
     sought = [msgspec.structs.replace(one, **LIVE) for one in wanted]
     return [lasting.index(one) if one in lasting else None for one in sought]
@@ -71,7 +71,7 @@ class Models:
         self._tasks.keep(self._name_of("hung workers", model), Work(model.parts.fleet.supervisor.watch))
 
     async def serve(self) -> None:
-        """Make the front ends of all models that have been loaded, and of each other one when it is."""
+        """Make the front ends of all loaded models, and of each other one once it is loaded."""
         from melld.engine.frontend.vllm_metrics import VllmMetrics
 
         self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY)
@@ -119,11 +119,11 @@ class Models:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether one model has all the devices, as no other has come yet."""
+        """Return True if one model has all the devices, with no other added yet."""
         return not self._parts.landlord.tenants
 
     async def prepare(self, config: Config) -> dict[str, Prepared]:
-        """Have vLLM read each model that the configuration adds or changes; return it by name.
+        """Have vLLM read each added or changed model; return them by name.
 
         Raises:
             ConfigError: the models cannot be served.
@@ -146,7 +146,7 @@ class Models:
         return {model.names[0]: prepare(config.alone(model), kind) for model in fresh}
 
     def carry_out(self, config: Config, prepared: Mapping[str, Prepared]) -> Changes:
-        """Serve the models of the configuration, of which those to add are prepared, and those loaded by hand."""
+        """Serve the configured models, of which new ones are prepared, and those loaded by hand."""
         config, before = self._with_those_by_hand(config), list(self.served)
         self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
         if prepared and self.is_alone:
@@ -200,13 +200,13 @@ class Models:
         return [model.parts.config.model for model in self.served]
 
     def _with_those_by_hand(self, config: Config) -> Config:
-        """Return the configuration with the models that were loaded by hand, unless it names one like them."""
+        """Return the configuration plus the models loaded by hand, except those that it names itself."""
         names = {name for model in config.served for name in model.names}
         models = (*config.served, *(model for name, model in self._by_hand.items() if name not in names))
         return msgspec.structs.replace(config, model=models[0], models=models)
 
     def _follow(self, model: ServedModel, config: Config) -> ServedModel:
-        """Have a served model follow its new settings."""
+        """Apply new settings to a served model."""
         if config.model != model.parts.config.model:
             model.parts = msgspec.structs.replace(model.parts, config=config)
             self._parts.letting.follow(model, self.prepared[model][0])
@@ -234,7 +234,7 @@ class Models:
         return task
 
     async def _end(self, model: ServedModel) -> None:
-        """Let the model go when its calls have ended."""
+        """Remove the model once its calls have ended."""
         await self._parts.landlord.departures.dismiss(self._parts.landlord.tenants[model.key])
         self._parts.shared.loans.drains.remove(model.parts.driver.drains)
         del self.prepared[model]

@@ -32,7 +32,7 @@ from melld.ids import RequestId, WorkerId
 
 
 def _of_worker(models: Sequence[ServedModel], worker: str, machines: Machines | None = None) -> ModelParts:
-    """Return the parts of the model that the worker serves.  `machines`: of which one could have been named, too.
+    """Return the parts of the worker's model.  `machines`: other valid names, for the error.
 
     Raises:
         UnknownWorker: no worker has that name.

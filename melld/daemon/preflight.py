@@ -77,7 +77,7 @@ def promised_by(config: Config) -> Targets:
 
 
 def retire_after_s(config: Config) -> float | None:
-    """Return how long workers stay awake without requests; None: the policy decides."""
+    """Return how long idle workers stay awake; None: the policy decides."""
     if config.idle.sleep_after_s is not None:
         return _finite(config.idle.sleep_after_s)
     return None if config.scheduler.policy == MellSlo.name else SLEEP_AFTER_S
@@ -155,7 +155,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listeners: Sequence[socket.socket]) -> str:
-    """Return where people reach the API: at the first address of a network, else at a Unix socket."""
+    """Return the API's address for people: the first network address, else a Unix socket."""
     networked = [one for one in listeners if one.family in (socket.AF_INET, socket.AF_INET6)]
     if not networked:
         return f"unix:{listeners[0].getsockname()}"
@@ -175,7 +175,7 @@ _EXAMPLES = {
 
 
 def example_of(serving: object) -> tuple[str, str]:
-    """Return a call that this state of vLLM's serving classes answers: its path and a part of its body, if JSON."""
+    """Return an example call that these serving classes answer: its path and a part of its body, if JSON."""
     served = (call for name, call in _EXAMPLES.items() if getattr(serving, name, None) is not None)
     return next(served, ("/pooling", '"input": "Hello"'))
 
@@ -188,7 +188,7 @@ def ready_text(
     directory: str | None,
     missing: Sequence[WorkerStatus] = (),
 ) -> str:
-    """Return the message of a ready daemon, with lines to paste.
+    """Return the ready message, with lines to paste.
 
     `example`: a call that the model answers: its path and a part of its body, if JSON.  `directory`: the configured
     runtime directory.  `missing`: the workers that do not serve.
@@ -219,7 +219,7 @@ def ready_lines(models: Sequence[ServedModel], status: DaemonStatus, directory: 
 
 
 class StartProgress:
-    """The progress of one start of the daemon.  `imports` says how far those of the workers' template are."""
+    """The progress of one start of the daemon.  `imports` reports those of the workers' template."""
 
     def __init__(
         self, places: Callable[[], Collection[Place]], say: Callable[[str], None], imports: Callable[[], str]
@@ -246,13 +246,13 @@ class StartProgress:
         self._say(f"melld: {place.slot.worker} is ready on {place.slot.device} ({self._elapsed_s:.1f} s)")
 
     async def run(self) -> None:
-        """Say every `INTERVAL_S` what the other workers do."""
+        """Report every `INTERVAL_S` on the workers that are not ready."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._say(f"melld: {self._elapsed_s:.0f} s: {self.line()}")
 
     def line(self) -> str:
-        """Say what the workers do that are not ready, grouped by what they do."""
+        """Describe the workers that are not ready, grouped by what they are doing."""
         by_doing: dict[str, list[str]] = {}
         for place in self._places():
             if not place.is_ready and place.state is not WorkerState.STOPPED:

@@ -38,17 +38,17 @@ class ModelChanger(Protocol):
 
     @property
     def is_alone(self) -> bool:
-        """Return whether there has only been one, which has all the devices."""
+        """Return True if there has only been one model, which has all the devices."""
 
     async def prepare(self, config: Config) -> dict[str, Any]:
-        """Read what is new; raise `ConfigError` if it cannot be served."""
+        """Prepare new models; raise `ConfigError` if one cannot be served."""
 
     def carry_out(self, config: Config, prepared: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Serve the models of the configuration; return the names of those added, and of those removed."""
+        """Serve the configured models; return the names of those added and removed."""
 
 
 class Settings:
-    """The present configuration and keys, and the listening sockets."""
+    """The current configuration and keys, and the listening sockets."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Settings:
         *,
         is_adopted: bool = False,
     ) -> None:
-        """Read the keys, and open the sockets or take the service manager's, or those of an earlier daemon.
+        """Read the keys, and open the sockets, or take those of the service manager or of an earlier daemon.
 
         `is_adopted`: which had them from the service manager.
 
@@ -93,7 +93,7 @@ class Settings:
         return {client.name for client in self.config.server.clients}
 
     async def reload(self, models: ModelChanger | None = None) -> Reloaded:
-        """Read everything again and apply what a running daemon can change; `models`: where they can come and go.
+        """Read everything again and apply what a running daemon can change; `models`: if models can come and go.
 
         Raises:
             ConfigError: the new settings cannot be used; the old ones stay.

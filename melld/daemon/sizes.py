@@ -40,7 +40,7 @@ UNKNOWN_BLOCK_BYTES = 1 << 18
 
 
 def weights_bytes(model: ModelConfig, dtype: str) -> int:
-    """Return what the weights take when loaded as `dtype`, by the sizes of their files; 0 if those are not here."""
+    """Return the size of the weights when loaded as `dtype`, from their files; 0 if those are missing."""
     stored = _stored_bytes(_directory_of_weights(model))
     described = _description(_directory_of(model))
     kept = BYTES_OF.get(str(described.get("dtype") or described.get("torch_dtype")), 0)
@@ -50,12 +50,12 @@ def weights_bytes(model: ModelConfig, dtype: str) -> int:
 
 
 def _directory_of(model: ModelConfig) -> Path:
-    """Return where the model's files are, or would be: a model of the hub may have been downloaded before."""
+    """Return where the model's files are, or would be: a hub model may already be downloaded."""
     return _downloaded(model, ("config.json",), None) or Path(model.path)
 
 
 def _directory_of_weights(model: ModelConfig) -> Path:
-    """Return the same of its weights, which alone vLLM keeps in `download_dir`."""
+    """Return the directory of its weights, the only files that vLLM keeps in `download_dir`."""
     own = model.vllm_option("download_dir")
     return (_downloaded(model, HUB_WEIGHTS, own) if own else None) or _directory_of(model)
 
@@ -67,7 +67,7 @@ def _downloaded(model: ModelConfig, files: Sequence[str], cache: str | None) -> 
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Return the bytes of the files that vLLM would load: those of the index, else all of the first kind there is."""
+    """Return the bytes of the files that vLLM would load: those in the index, else all of the first kind found."""
     try:
         index = msgspec.json.decode((directory / "model.safetensors.index.json").read_bytes(), type=_WeightsIndex)
         return sum((directory / name).stat().st_size for name in set(index.weight_map.values()))
@@ -90,7 +90,7 @@ def _description(directory: Path) -> dict[str, Any]:
 
 
 def fitted(config: Config, gpus: Sequence[Device]) -> Config:
-    """Return the configuration for these devices, of which it says how many a worker takes; a cluster brings its own.
+    """Return the configuration for these devices, with the number per worker set; a cluster brings its own.
 
     Raises:
         ConfigError: it can never work on them.
@@ -103,7 +103,7 @@ def fitted(config: Config, gpus: Sequence[Device]) -> Config:
 
 
 def group_devices(config: Config, gpus: Sequence[Device]) -> Config:
-    """Return the configuration with the number of devices of each worker filled in, if it is not given.
+    """Return the configuration with the number of devices per worker filled in, if not given.
 
     It is the least that divides the devices and the model's attention heads, and on which the weights leave room.
     """
@@ -151,7 +151,7 @@ def block_bytes_of(vllm_config: Any) -> int:
 
 
 def device_memory_bytes(config: Config, gpus: Sequence[Device]) -> list[int]:
-    """Return what each device may hold for weights and KV together, in the order of the slots of a model."""
+    """Return each device's memory for weights and KV together, in the order of a model's slots."""
     if not gpus:
         cpu = config.devices.cpu or CpuDevices()
         free_bytes = int(AVAILABLE_PART * max(available_bytes() - TEMPLATE_BYTES, 0))
@@ -163,7 +163,7 @@ def device_memory_bytes(config: Config, gpus: Sequence[Device]) -> list[int]:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the machine's available memory, or the least that a group of processes around this one may still take."""
+    """Return the machine's available memory, or what this process's tightest control group still allows."""
     fields = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) << 10
     named = root / "proc/self/cgroup"
@@ -179,7 +179,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def check_sizes(config: Config, gpus: Sequence[Device]) -> None:
-    """Refuse, of several models, one whose weights are larger than any device.
+    """Refuse a model, among several, whose weights are larger than any device.
 
     Raises:
         ConfigError: with the arithmetic.
@@ -229,7 +229,7 @@ def first_guess(config: Config, model: ModelConfig, kind: str) -> int:
 def devices_declared(
     config: Config, gpus: Sequence[Device], names: Sequence[str], block_bytes: Iterable[int], now_s: float
 ) -> list[e.DeviceDeclared]:
-    """Return what the Landlord must know of the devices, named in their order; `block_bytes`: of each model.
+    """Return the devices' declarations for the Landlord, in order; `block_bytes`: of each model.
 
     What is lent of a GPU's memory no weights displace.
     """
@@ -244,7 +244,7 @@ def devices_declared(
 def model_declared(
     config: Config, kind: str, key: ModelName, block_bytes: int, own_bytes: int, now_s: float
 ) -> e.ModelDeclared:
-    """Return what the Landlord must know of a model before anything is loaded.  `config`: of this model alone.
+    """Return a model's declaration for the Landlord before anything is loaded.  `config`: of this model alone.
 
     `own_bytes`: KV memory that its workers have beside the arena.
     """

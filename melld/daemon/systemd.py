@@ -82,7 +82,7 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
         return [_adopt(name, descriptor) for its_name, descriptor in self.descriptors if its_name == name]
 
     def credential(self, name: str) -> Path | None:
-        """Return where the secret of this name lies (LoadCredential= in the unit); it may be missing.
+        """Return the path of the secret with this name (LoadCredential= in the unit); it may be missing.
 
         The path is to be opened each time: a manager that refreshes credentials replaces the directory's content.
         """
@@ -140,7 +140,7 @@ class Notifier:
 
     @property
     def has_manager(self) -> bool:
-        """Return whether there is a manager to hear of anything."""
+        """Return True if there is a manager to notify."""
         return self._address is not None
 
     def reloading(self) -> bool:

@@ -154,13 +154,13 @@ class Watch:
 
     @property
     def task_restarts(self) -> Mapping[str, int]:
-        """Return how often each task of the daemon was started again after a failure."""
+        """Return how often each of the daemon's tasks was restarted after a failure."""
         return self._condition.tasks.restarts
 
     # -- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> DaemonStatus:
-        """Return the present status."""
+        """Return the current status."""
         now_s = time.monotonic()
         each = [model.parts for model in self._models]
         live = [(model, request) for model in self._models for request in model.parts.fleet.live.values()]

@@ -53,19 +53,19 @@ class Explainer:
         return max(Limits.of(known.capacity_bytes).class_of(largest_bytes), T).name
 
     def promised_bytes(self, worker: WorkerId) -> int:
-        """Return how much of the worker's KV is kept for a request that waits."""
+        """Return how much of the worker's KV is reserved for a waiting request."""
         known = self._cluster.workers.get(worker)
         return known.promised_bytes if known is not None else 0
 
     def freeness_s(self, worker: WorkerId) -> float | None:
-        """Return how long the worker's free KV lasts its requests; None without any, or before they have grown."""
+        """Return how long the worker's free KV will last; None without requests, or before they have grown."""
         known = self._cluster.workers.get(worker)
         if known is None or not known.count or not known.growth_bytes_s:
             return None
         return round((known.settled_free_bytes - known.promised_bytes) / (known.count * known.growth_bytes_s), 3)
 
     def why(self, place: Place) -> str:
-        """Say why the worker is awake or not; empty if the scheduler does not know it for other reasons."""
+        """Say why the worker is awake or asleep; empty if the scheduler does not know it."""
         worker = place.slot.worker
         drain = self._driver.drains.by_worker.get(worker)
         known = self._cluster.workers.get(worker)

@@ -98,7 +98,7 @@ class CommonParts(NamedTuple):
 def make_parts(
     config: Config, url: str, condition: Condition, client_names: Callable[[], Collection[str]]
 ) -> DaemonParts:
-    """Make all parts, for the configured or found devices; `client_names` returns the present configuration's.
+    """Make all parts, for the configured or found devices; `client_names` returns the current ones.
 
     Raises:
         ConfigError: a configured device is not there, or a model is larger than any.
@@ -204,6 +204,6 @@ def _open_decision_log(
 
 
 def beside(path: Path, model: ModelConfig) -> Path:
-    """Return the file of one of several models, beside where that of a lone model would be."""
+    """Return the file of one of several models, next to where a lone model's would be."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", model.names[0])
     return path.with_stem(f"{path.stem}-{name}")

@@ -16,7 +16,7 @@ NOBODY: Mapping[RequestId, str] = {}
 
 
 class Recorder:
-    """The scheduler's state as far as the log needs it.  Takes every event with its commands, in order."""
+    """The part of the scheduler's state that the log needs.  Takes every event with its commands, in order."""
 
     def __init__(self) -> None:
         self._unfinished: set[RequestId] = set()
@@ -60,7 +60,7 @@ class Recorder:
         return fact_records(event)
 
     def _end_move(self, event: events.MoveCommitted | events.MoveAborted) -> bool:
-        """End the move under way; return False if the event is of another move."""
+        """End the current move; return False if the event belongs to another."""
         destination = self._destination.get(event.request)
         if destination is None or event.destination not in (None, destination):
             return False
@@ -103,7 +103,7 @@ class Recorder:
 
 
 def recording(*keepers: Callable[[Sequence[Record]], None]) -> Callable[..., None]:
-    """Return a tap for the driver: it makes the records of each event once, and gives them to all keepers."""
+    """Return a tap for the driver that makes each event's records once and gives them to all keepers."""
     recorder = Recorder()
 
     def heard(event: AnyEvent, commands: Sequence[AnyCommand], ways: Mapping[RequestId, str]) -> None:

@@ -36,7 +36,7 @@ Tap = Callable[[events.AnyEvent, Sequence[events.AnyCommand], Mapping[RequestId,
 
 
 class NoRoomAsked(MelldError):
-    """The worker that an operator named cannot take the request now."""
+    """The worker that an operator named has no room for the request now."""
 
     status = 409
     code = "no_room"

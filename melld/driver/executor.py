@@ -146,7 +146,7 @@ class Executor:
     # -- called by the fleet -----------------------------------------------------------------------------------------
 
     def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """Have the worker and each other one open one another's KV memory."""
+        """Link the worker's KV memory with that of every other worker, both ways."""
         for other, theirs in self._fleet.ready.items():
             if other != worker:
                 self._open(worker, ready, other)
@@ -187,7 +187,7 @@ class Executor:
             waiting.told.set()
 
     def resumed(self, request: RequestId, gap_s: float | None) -> None:
-        """Note the gap that the client has seen, if it had a token before."""
+        """Note the gap that the client saw, if it had a token before."""
         if (move := self._gaps.pop(request, None)) is not None:
             move.gap_s = gap_s
             if gap_s is not None:

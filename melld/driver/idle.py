@@ -1,4 +1,4 @@
-"""Puts idle workers to sleep, and stops those that have slept long enough.
+"""Puts idle workers to sleep and stops them, by a rule applied several times a second.
 
 in use ──► not needed ──sleep_after_s──► asleep ──stop_after_s──► stopped
 """

@@ -67,7 +67,7 @@ class WantedMoves:
     # -- called by the driver ----------------------------------------------------------------------------------------
 
     def want(self, command: events.MoveRequest, asked: bool, via: Via | None, is_epoch: bool) -> None:
-        """Take a move that the scheduler has decided on: it starts at once, with the epoch that starts now, or later.
+        """Accept a move from the scheduler: it starts at once, with the current epoch, or later.
 
         `asked`: an operator wants it, by way of `via` if that is given.
         """
@@ -96,7 +96,7 @@ class WantedMoves:
                 self._start(start)
 
     def plan(self) -> None:
-        """Plan an epoch's moves, all of which have been asked for."""
+        """Plan an epoch's moves, once all of them have been requested."""
         for deferred in list(self.planner.waiting.values()):
             self._look_again(deferred.wanted)
         if not self.planner.is_idle:
@@ -167,7 +167,7 @@ class WantedMoves:
         return await future
 
     def boundaries(self) -> Boundaries:
-        """Return what links and workers were last seen to do for moves."""
+        """Return the last measured boundaries of links and workers."""
         rates = {ends: link.bytes_per_s for ends, link in self._executor.links.items() if link.bytes_per_s}
         workers = self._fleet.workers
         costs = {worker: known for worker, facts in workers.items() if (known := facts.times.costs) is not None}
@@ -189,7 +189,7 @@ class WantedMoves:
         self.planner.resize(wanted.request, max(kv_bytes, wanted.kv_bytes), tokens, ways)
 
     def _size(self, request: RequestId, source: WorkerId, destination: WorkerId) -> tuple[int, int, tuple[Via, ...]]:
-        """Return bytes (0 before its worker's first report of it), tokens, and the ways that are open now."""
+        """Return its bytes (0 before its worker's first report), tokens, and open ways."""
         live = self._fleet.live.get(request)
         holding: Holding | None = self._fleet.ledger.holding(request, source)
         kv_bytes = holding.kv_bytes if holding is not None else 0
@@ -206,7 +206,7 @@ class WantedMoves:
         return kv_bytes, tokens, ways
 
     def _may_copy(self, request: RequestId, source: WorkerId, destination: WorkerId) -> bool:
-        """Return True if KV can be copied, and between machines, only where it is known how fast."""
+        """Return True if KV can be copied; between machines, only over a link of known speed."""
         if self._executor.check_link(request, destination, None):
             return False
         is_known = (link := self._executor.links.get((source, destination))) is not None and link.bytes_per_s > 0.0

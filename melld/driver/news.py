@@ -38,7 +38,7 @@ class News:
         self._paces()
 
     def _sizes(self) -> None:
-        """Tell the scheduler what has grown, and then what is shared of the sizes that it knows."""
+        """Tell the scheduler what has grown, then how much of the known sizes is shared."""
         grown = self._news(self._fleet.reports.take_grown())
         if grown:
             self._tell(events.RequestsGrew(self._clock(), kv_bytes=grown))
@@ -55,7 +55,7 @@ class News:
             self._tell(events.WorkersPaced(now_s, paces=paces))
 
     def _preemptions(self) -> None:
-        """Tell the scheduler, once for each, which requests their workers have preempted."""
+        """Report each preempted request to the scheduler, once."""
         self._preempted &= self._cluster.requests.keys()
         for request in self._fleet.reports.take_preempted():
             self._without_blocks(request)

@@ -72,7 +72,7 @@ class RequestQueue:
         return kind(len(self._since_s), self.retry_after_s)
 
     def _tell(self, reason: Reason) -> None:
-        """Log one line for many requests: under overload hundreds are sent away."""
+        """Log one line for many requests: under overload hundreds are shed."""
         self._untold += 1
         now_s = self._clock()
         if now_s - self._told_s >= TELL_EVERY_S:

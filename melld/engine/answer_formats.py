@@ -26,7 +26,7 @@ class ModelFacts(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A parser, and what a model must say to get it.
+    """A parser, and the marks of a model that gets it.
 
     A row that names model types beats rows that name none: families share markers.
     """

@@ -1,4 +1,4 @@
-"""How parts of an arena are freed, or not shared: KV memory of a device, in the daemon's file that workers map.
+"""Frees or unshares parts of an arena: a device's KV memory, in a file of the daemon that workers map.
 
 What nobody has written to takes no memory, and reads as zeros.
 """
@@ -15,7 +15,7 @@ _libc.mmap.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 
 
 def punch(file: int, offset: int, nbytes: int) -> None:
-    """Free the memory of this part, which then reads as zeros, also where it is mapped.  Releases the GIL.
+    """Free the memory of this part, which then reads as zeros in every mapping.  Releases the GIL.
 
     Raises:
         OSError: the kernel refuses.
@@ -27,7 +27,7 @@ def punch(file: int, offset: int, nbytes: int) -> None:
 
 
 def keep_to_itself(address: int, nbytes: int) -> None:
-    """Have this process no longer share what it has mapped there: it gets zeros of its own.
+    """Replace this process's shared mapping there by private zeros.
 
     Raises:
         OSError: the kernel refuses.

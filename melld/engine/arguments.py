@@ -90,7 +90,7 @@ def engine_arguments(config: Config, device_kind: str) -> dict[str, Any]:
 
 
 def _lora_arguments(adapters: Sequence[AdapterConfig], device_kind: str) -> dict[str, Any]:
-    """Return the options for these adapters: all fit in memory at once, so that none is read again later.
+    """Return the options for these adapters: memory for all at once, so that none is reloaded later.
 
     On a CPU vLLM gives requests without an adapter that of the last slot if others have one: the last stays empty.
 
@@ -106,7 +106,7 @@ def _lora_arguments(adapters: Sequence[AdapterConfig], device_kind: str) -> dict
 
 
 def _rank_of(adapter: AdapterConfig) -> int | None:
-    """Return the adapter's rank; None for one that is not here yet."""
+    """Return the adapter's rank; None if it is not downloaded yet."""
     directory = Path(adapter.path).expanduser()
     if not directory.exists() and not adapter.path.startswith((".", "/", "~")):
         return None
@@ -118,7 +118,7 @@ def _rank_of(adapter: AdapterConfig) -> int | None:
 
 
 def async_scheduling_told(config: Config, device_kind: str) -> str:
-    """Return a text: whether a worker on a device of this kind uses async scheduling, and why."""
+    """Describe whether and why a worker on this kind of device uses async scheduling."""
     if device_kind == "cpu":
         return "off (not supported by vLLM on CPUs)"
     return (

@@ -19,7 +19,7 @@ DESCRIPTIONS, LIBRARY = "torchvision._meta_registrations", "torchvision.extensio
 
 
 class _NothingToDescribe(MetaPathFinder, Loader):
-    """Finds an empty module in the place of the descriptions, if torchvision, which asks for it, has no operators."""
+    """Provides an empty module in place of the operator descriptions, if torchvision has no operators."""
 
     def find_spec(
         self,
@@ -39,7 +39,7 @@ class _NothingToDescribe(MetaPathFinder, Loader):
 
 
 def make_importable() -> None:
-    """Have torchvision found and loaded in this process, without its operators if it has none, from now on."""
+    """Make torchvision importable in this process, without its operators if it has none."""
     if BESIDE.is_dir() and find_spec("torchvision") is None:
         sys.path.append(str(BESIDE))
     if not any(isinstance(finder, _NothingToDescribe) for finder in sys.meta_path):

@@ -1,4 +1,4 @@
-"""What a model's layers keep of a request, read from vLLM's descriptions of their blocks.
+"""What a model's layers keep of a request, read from vLLM's block specifications.
 
 Used by workers, which have the model, and by `melld check-config`, which builds it without weights.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def kept_by(specs: Iterable[Any]) -> Kept:
-    """Return what layers keep whose blocks vLLM describes so (vllm.v1.kv_cache_interface.KVCacheSpec)."""
+    """Return what layers with this block specification keep (vllm.v1.kv_cache_interface.KVCacheSpec)."""
     kinds: dict[str, None] = {}
     token_bytes, fixed_bytes = 0.0, 0
     for spec in specs:
@@ -31,7 +31,7 @@ def kept_by(specs: Iterable[Any]) -> Kept:
 
 
 def name_of(spec: Any) -> str:
-    """Return the kind of what a layer keeps (`melld.kvstore.kept`).
+    """Return the kind of a layer's memory (`melld.kvstore.kept`).
 
     Blocks of an index, those that do not hold one entry a token, and states that depend on drafts are of no known kind.
     """
@@ -51,7 +51,7 @@ def specs_in(groups: Iterable[Any]) -> Iterator[Any]:
 
 
 def specs_without_weights(config: "VllmConfig") -> list[Any]:
-    """Return the description of each layer's blocks, from a model that is built without memory for its weights.
+    """Return each layer's block specification, from a model built without memory for its weights.
 
     For a process of its own: it sets up vLLM's process groups, and what the model's layers ask of a GPU opens it.
     """

@@ -1,4 +1,4 @@
-"""Reads what a model's files say of its answers, and returns the options of vLLM that follow.
+"""Reads a model's answer formats from its files, and returns the matching vLLM options.
 
 Reads files of the model's directory, or of its copy from the Hugging Face Hub.  Never imports vLLM or transformers, and
 never uses the network.
@@ -40,7 +40,7 @@ class AnswerFormats(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of `vllm serve` that these parsers are."""
+        """Return these parsers as options of `vllm serve`."""
         tools, reasoning = self.tools.parser, self.reasoning.parser or ""
         return {ENABLE_KEY: tools is not None, TOOLS_KEY: tools, REASONING_KEY: reasoning}
 
@@ -54,7 +54,7 @@ class AnswerFormats(NamedTuple):
 
 
 def answer_formats(model: ModelConfig) -> AnswerFormats:
-    """Return the parsers that the operator names in `[model.vllm]`, else those that the model's files ask for.
+    """Return the parsers named in `[model.vllm]`, else those that the model's files imply.
 
     `auto`, the default, chooses; `none` switches off.
     """
@@ -80,7 +80,7 @@ def _named(parser: str) -> Choice:
 
 
 def model_facts(path: str, template: str = "") -> ModelFacts:
-    """Return what the files of a model say.  `template`: the operator's chat template, a file or the text itself."""
+    """Return the facts in a model's files.  `template`: the operator's chat template, a file or the text itself."""
     read = functools.partial(_read, path)
     config, tokenizer = _object(read("config.json")), read("tokenizer_config.json")
     settings = _object(tokenizer)

@@ -1,4 +1,4 @@
-"""The rule for how much of a worker's KV memory may be used while other programs take memory on its device.
+"""Decides how much of a worker's KV memory may be used while other programs use its device's memory.
 
 Pure: it gets readings and never takes them.
 
@@ -33,7 +33,7 @@ class CapacityRule:
         self._others_at_first_bytes: int | None = None
 
     def seen(self, reading: DeviceReading) -> int | None:
-        """Return the new capacity if it must be reported, else None (no change, or the device does not tell).
+        """Return the new capacity if it must be reported, else None (no change, or no reading).
 
         The capacity is in whole blocks and at least one.
         """
@@ -52,7 +52,7 @@ class CapacityRule:
 
     @property
     def gives_way(self) -> bool:
-        """Return True while other programs have some of what was the worker's."""
+        """Return True while other programs hold some of the worker's memory."""
         return self.told_bytes < self.own_bytes
 
     def _matters(self, capacity_bytes: int) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 
 class DeviceState(enum.StrEnum):
-    """State of a device, by its answers."""
+    """State of a device, judged by its answers."""
 
     OK = "ok"
     LOST = "lost"  # it fell off the bus, needs a reset, or (on a CPU) its process is gone
@@ -20,7 +20,7 @@ class DeviceState(enum.StrEnum):
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of one device.  `reason` says in words why something is unknown, or is empty."""
+    """A reading of one device.  `reason` says why something is unknown, or is empty."""
 
     state: DeviceState
     reason: str = ""
@@ -38,7 +38,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst_of(readings: Sequence[DeviceReading]) -> DeviceReading:
-    """Return the reading of the device with the least room among those of one worker, with the power of all."""
+    """Return the reading of a worker's device with the least room, with the power of all."""
     bad = [one for one in readings if one.state is not DeviceState.OK]
     worst = bad[0] if bad else max(readings, key=lambda one: one.used_by_others_bytes or 0)
     powers = [one.power_w for one in readings if one.power_w is not None]
@@ -66,7 +66,7 @@ class Proximity(enum.IntEnum):
 
 
 class GpuLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Connection of two GPUs, as the driver tells it.  Bandwidth is measured elsewhere, not read here."""
+    """Connection of two GPUs, as the driver reports it.  Bandwidth is measured elsewhere."""
 
     proximity: Proximity | None = None
     peer_read: bool | None = None

@@ -18,7 +18,7 @@ class KvGroup(msgspec.Struct, frozen=True, gc=False):
     keeps_state: bool = False
 
     def blocks_for_tokens(self, tokens: int) -> int:
-        """Return the most blocks that `tokens` take: nothing is kept behind a window, but for the rest of a block."""
+        """Return the most blocks that `tokens` take: behind a window, only the rest of a block is kept."""
         window = 1 if self.keeps_state else self.window
         kept = min(tokens, window + self.block_tokens) if window else tokens
         return -(-kept // self.block_tokens)

@@ -122,7 +122,7 @@ class Ledger:
         return grown
 
     def take_emptied(self) -> list[tuple[RequestId, WorkerId]]:
-        """Return the holdings that lost all their blocks since the last call but stay: vLLM has preempted them."""
+        """Return the holdings that lost all their blocks since the last call but remain: vLLM preempted them."""
         emptied, self._emptied = self._emptied, []
         return emptied
 

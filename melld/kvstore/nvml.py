@@ -87,7 +87,7 @@ class Nvml:
             return DeviceReading(state=state, reason=str(error))
 
     def link(self, first_uuid: str, second_uuid: str) -> GpuLink:
-        """Return how two GPUs are connected, as far as the driver tells."""
+        """Return how two GPUs are connected, as far as the driver knows."""
         try:
             self._start()
             handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in (first_uuid, second_uuid)]
@@ -134,7 +134,7 @@ class _Asked:
         return "; ".join(self._reasons)
 
     def value(self, what: str, call: Callable[[], Value]) -> Value | None:
-        """Return the value, or None if this GPU does not tell it.  A lost GPU or library ends the whole reading."""
+        """Return the value, or None if this GPU lacks it.  A lost GPU or library ends the whole reading."""
         try:
             return call()
         except pynvml.NVMLError as error:
@@ -171,7 +171,7 @@ def _read_handle(handle: object, own_pids: Collection[Collection[int]], guest_pi
 
 
 def _others(processes: Sequence[Any], own_pids: Collection[int]) -> tuple[tuple[int, int], ...]:
-    """Return pid and bytes of each program that is not ours, the largest first; 0 bytes where NVML does not tell."""
+    """Return pid and bytes of each foreign program, largest first; 0 bytes where NVML does not say."""
     found = [(one.pid, one.usedGpuMemory or 0) for one in processes if one.pid not in own_pids]
     return tuple(sorted(found, key=lambda pair: -pair[1]))
 
@@ -179,7 +179,7 @@ def _others(processes: Sequence[Any], own_pids: Collection[int]) -> tuple[tuple[
 def _bytes_of(
     processes: Sequence[object] | None, workers: Collection[Collection[int]], guests: Collection[int]
 ) -> int | None:
-    """Return our processes' memory together; None if NVML hides a worker's (other PID namespace, no permission)."""
+    """Return our processes' total memory; None if NVML hides a worker's (other PID namespace, no permission)."""
     if processes is None:
         return None if workers else 0
     held = {process.pid: process.usedGpuMemory for process in processes}  # type: ignore[attr-defined]

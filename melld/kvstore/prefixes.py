@@ -58,7 +58,7 @@ class PrefixIndex:
         self._held.pop(worker, None)
 
     def arrived(self, request: RequestId, tokens: Sequence[int], salt: Hashable) -> Mapping[WorkerId, int]:
-        """Note a request; return how many tokens of its prompt each worker holds, where that is any.
+        """Note a request; return how many tokens of its prompt each worker holds, if any.
 
         `salt`: what must be equal besides the tokens.  A worker computes at least the last token.
         """
@@ -71,7 +71,7 @@ class PrefixIndex:
         return {worker: min(count * self._block_tokens, most) for worker, count in found.items() if count}
 
     def placed(self, request: RequestId, worker: WorkerId) -> None:
-        """Note that the worker computes the request's tokens, or has got their KV."""
+        """Note that the worker computes the request's tokens, or has received their KV."""
         blocks = self._requests.get(request)
         if blocks is not None:
             self._hold(worker, blocks.hashes)

@@ -29,7 +29,7 @@ class WorkerReading(msgspec.Struct, frozen=True):
 
 
 class WorkerReadings:
-    """Reader of all of them.  `nvml`: None where no worker has a GPU."""
+    """Reads all of them.  `nvml`: None where no worker has a GPU."""
 
     def __init__(self, nvml: Nvml | None) -> None:
         self._nvml = nvml
@@ -38,7 +38,7 @@ class WorkerReadings:
         self._running: Sequence[WorkerDevices] = ()
 
     async def read(self, running: Sequence[WorkerDevices]) -> dict[str, WorkerReading]:
-        """Return a reading by worker, also of the devices of those that have run before."""
+        """Return a reading by worker, including the devices of workers that have ended."""
         self._running = running
         for one in running:
             if self._last.get(one.worker) != one:

@@ -45,7 +45,7 @@ class BlockMap(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def trials(self) -> range:
-        """Return the scratch blocks that trials of links may overwrite: a worker's own first token is in the others."""
+        """Return the scratch blocks that link trials may overwrite: the others hold a worker's own first token."""
         return self.scratch[1:]
 
 

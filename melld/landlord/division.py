@@ -1,4 +1,4 @@
-"""Divides a device's memory among models whose operator has named no sizes.
+"""Divides a device's memory among models without configured sizes.
 
     memory = the weights of as many models as fit together + KV memory
 
@@ -35,7 +35,7 @@ class Division(msgspec.Struct, frozen=True):
         )
 
     def in_words(self, models: int) -> str:
-        """Say what was chosen, for `models` models."""
+        """Describe the choice, for `models` models."""
         if self.lent_bytes:
             return f"{self.lent_bytes / 2**20:,.0f} MiB of KV memory, which {models} models lend each other"
         each = f"each of {models} models has {self.own_bytes / 2**20:,.0f} MiB of KV memory"
@@ -43,7 +43,7 @@ class Division(msgspec.Struct, frozen=True):
 
 
 def divide(memory_bytes: int, held_bytes: Sequence[int], *, lends: bool) -> Division:
-    """Divide the memory; nothing has any if no model fits.
+    """Divide the memory; all parts are zero if no model fits.
 
     `held_bytes`: of each model, what a worker holds beside KV.  `lends`: every layer of every model allows it.
     """

@@ -1,4 +1,4 @@
-"""MuxServe's estimator: how many requests a second the models on one device would serve together.
+"""MuxServe's estimator: the request rate that the models on one device would serve together.
 
     F(d) = Σ_m min(λ_m, b_m / (Σ_i t_prefill,i + t_d · l_m))        equation 3 of the paper
 
@@ -32,7 +32,7 @@ class ModelDemand:
         self._counted_s = 0.0
 
     def observe(self, load: ModelLoad | None, passed_s: float) -> None:
-        """Take what the model did in the last `passed_s` seconds."""
+        """Learn from the model's last `passed_s` seconds."""
         kept = math.exp(-passed_s / MEAN_S)
         self._requests *= kept
         self._counted_s = self._counted_s * kept + passed_s

@@ -45,7 +45,7 @@ class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelDeclared(Event, frozen=True, tag=True, gc=False):
-    """A model that may be loaded; of a known one new settings, while its sizes stay those that were measured.
+    """A model that may be loaded; for a known one, new settings, while measured sizes stay.
 
     `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load,
     as `block_bytes` is.  `load_s`, `wake_s`:
@@ -76,7 +76,7 @@ class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelRemoved(Event, frozen=True, tag=True, gc=False):
-    """The model, none of whose instances has a process, may be loaded no more."""
+    """The model, none of whose instances has a process, must not be loaded any more."""
 
     model: ModelName
 
@@ -88,7 +88,7 @@ class ModelWanted(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerActivated(Event, frozen=True, tag=True, gc=False):
-    """The model's scheduler has this instance in service: requests may be placed there, reported by `KvNeeded`."""
+    """The model's scheduler has put this instance in service: placed requests are reported by `KvNeeded`."""
 
     worker: WorkerId
 
@@ -112,7 +112,7 @@ class KvNeeded(Event, frozen=True, tag=True, gc=False):
 
 
 class KvReturned(Event, frozen=True, tag=True, gc=False):
-    """The instance holds nothing in these granules any more, and their bytes are zero: the answer to `TakeKv`.
+    """The answer to `TakeKv`: these granules are empty and zeroed.
 
     Fewer than asked, none included, is an answer.
     """
@@ -146,7 +146,7 @@ class LoadFailed(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelDozed(Event, frozen=True, tag=True, gc=False):
-    """The instance's process has let go of its weights; its granules are free and zero.
+    """The instance's process has released its weights; its granules are free and zero.
 
     `resident_bytes`: what it still holds on the device.
     """
@@ -156,7 +156,7 @@ class ModelDozed(Event, frozen=True, tag=True, gc=False):
 
 
 class ModelGone(Event, frozen=True, tag=True, gc=False):
-    """The instance's process exited, requested or not; its granules are free and zero, copies from them included."""
+    """The instance's process exited, requested or not; its granules are free and zero, and no copy reads them."""
 
     worker: WorkerId
 
@@ -181,7 +181,7 @@ class ModelLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelsMeasured(Event, frozen=True, tag=True):
-    """An epoch has passed: what each model did in it; a model that is missing did nothing."""
+    """What each model did in the last epoch; missing ones did nothing."""
 
     loads: dict[ModelName, ModelLoad]
 
@@ -210,7 +210,7 @@ class GrantKv(LandlordCommand, frozen=True, tag=True, gc=False):
 
 
 class TakeKv(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Take that number of granules from the instance, of its choice.  Answered by `KvReturned` or `TakeTimedOut`."""
+    """Take this many granules, chosen by the instance.  Answered by `KvReturned` or `TakeTimedOut`."""
 
     granules: int
     deadline_s: float
@@ -221,19 +221,19 @@ class LoadModel(LandlordCommand, frozen=True, tag=True, gc=False):
 
 
 class DrainInstance(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Place no more requests on the instance; its own end there or move."""
+    """Place no more requests on the instance; running ones end there or move."""
 
 
 class ReopenInstance(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Let the scheduler use the instance again: as its capacity says, loaded or not."""
+    """Let the scheduler use the instance again, loaded or not, within its capacity."""
 
 
 class DozeModel(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Have the instance's process let go of its weights and wait.  Answered by `ModelDozed` or `ModelGone`."""
+    """Have the instance's process release its weights and wait.  Answered by `ModelDozed` or `ModelGone`."""
 
 
 class StopDozing(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Have an instance that goes to doze leave off, so that it wakes soon.  `ModelDozed` follows all the same."""
+    """Interrupt an instance's going to doze, so that it wakes sooner.  `ModelDozed` follows all the same."""
 
 
 class UnloadModel(LandlordCommand, frozen=True, tag=True, gc=False):

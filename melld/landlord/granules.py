@@ -1,4 +1,4 @@
-"""The ledger of one device's memory: whose weights are on it, and who may use which granule of its arena.
+"""The ledger of one device's memory: whose weights it holds, and who may use which granule of its arena.
 
     granules 1 .. n = closed + free + sum of granted        no granule in two places
     open (free + granted) <= limit = ⌊(memory - resident) / granule⌋ - 1, or none is opened or granted
@@ -74,7 +74,7 @@ class GranuleLedger:
         return len(self._granted.get(worker, ()))
 
     def reside(self, worker: WorkerId, resident_bytes: int) -> None:
-        """Promise memory to the worker's weights, or correct what it was promised; 0: it has left."""
+        """Promise memory for the worker's weights, or correct the promise; 0: it has left."""
         self._resident_bytes += resident_bytes - self._resident.pop(worker, 0)
         if resident_bytes:
             self._resident[worker] = resident_bytes
@@ -89,7 +89,7 @@ class GranuleLedger:
         return granules
 
     def give_back(self, worker: WorkerId, granules: Iterable[int]) -> int:
-        """Free those of these granules that the worker has; return how many.  A late answer counts once."""
+        """Free those of these granules that the worker has; return how many.  Repeated answers count once."""
         held = self._granted.get(worker, set())
         returned = held.intersection(granules)
         held -= returned

@@ -93,7 +93,7 @@ class Housing:
         return token_s(demands) > target_s or prefill_part(demands) > BUSY_PART
 
     def swap_victim(self, model: DeclaredModel, now_s: float) -> tuple[Instance, Instance] | None:
-        """Return the instance of least work that could make room for the model, and the instance to load instead."""
+        """Return the least busy instance that could make room for the model, and the instance to load instead."""
         pairs = []
         for one in model.instances:
             if one.state not in ABSENT:
@@ -107,7 +107,7 @@ class Housing:
         return min(pairs, key=lambda pair: pair[:2])[2:] if pairs else None
 
     def emptied(self, now_s: float) -> list[tuple[Instance, Instance | None]] | None:
-        """Return how to empty the least used device: each instance with its heir (None: it is idle), or None.
+        """Return how to empty the least used device: each instance with its successor (None: it is idle), or None.
 
         An heir serves already or can be loaded on another device that is awake.
         """

@@ -1,4 +1,4 @@
-"""Records of models and of their instances, and the one lifecycle of an instance.
+"""Records of models and their instances, and an instance's life cycle.
 
     STOPPED ─want─► CLEARING ─load─► LOADING ─loaded─► READY ─drain─► DRAINING
      ▲    DOZING ─want─┘                │ fail           │ ◄──keep──┘  │ leave
@@ -92,7 +92,7 @@ class DeclaredModel:
 
     @property
     def most_bytes(self) -> int:
-        """Return the KV memory that it could ever have on one device; 0: it can be loaded on none."""
+        """Return the most KV memory that it could ever have on one device; 0: it fits on none."""
         return max((one.most_bytes for one in self.instances), default=0)
 
     @property
@@ -116,7 +116,7 @@ class House:
 
     @property
     def promised(self) -> int:
-        """Granules for KV once those that leave have left and those that come are there.
+        """Granules for KV once all departures and arrivals are complete.
 
         What dozes counts as gone: it ends as soon as its memory is needed (`is_short`).
         """
@@ -177,7 +177,7 @@ class Instance:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that it holds beside KV memory while it serves: its own there, else those of its model's last load."""
+        """Bytes besides KV while it serves: measured there, else at its model's last load."""
         is_there = self.state in (S.LOADING, S.READY, S.DRAINING)
         return self.house.ledger.resident(self.id) if is_there else self.model.resident_bytes
 
@@ -212,7 +212,7 @@ class Instance:
         return max(needed, 1) if self.state in ON_DEVICE else needed
 
     def claim(self, now_s: float) -> int:
-        """Return the granules that cannot be promised to others: what it needs, and what it cannot return now."""
+        """Return the granules that others cannot be promised: those it needs, and those it cannot return now."""
         return max(self.need, self.granted) if now_s < self.stuck_until_s else self.need
 
     @property

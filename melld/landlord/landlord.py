@@ -119,7 +119,7 @@ class Landlord:
         self._settle_all()
 
     def _activated(self, event: events.WorkerActivated) -> None:
-        """Load one more instance of a model that is served before it has requests, if there is room for it.
+        """Load another instance of a served model before it has requests, if there is room.
 
         A scheduler wants so many in service for what may come.  That is no reason to bring back a model that has just
         left, or to let another leave.
@@ -202,7 +202,7 @@ class Landlord:
         self._left(instance, 0)
 
     def _left(self, instance: Instance, resident_bytes: int) -> None:
-        """Free what the instance had; let its scheduler use it again."""
+        """Free the instance's memory; let its scheduler use it again."""
         instance.taking = 0
         ledger = instance.house.ledger
         ledger.give_back_all(instance.id)
@@ -234,7 +234,7 @@ class Landlord:
                 self._settle(house)
 
     def _serve_waiting(self, model: DeclaredModel, load: events.ModelLoad | None) -> None:
-        """Note how long requests of the model have waited; after `swap_after_s` another model leaves for it."""
+        """Track how long the model's requests have waited; after `swap_after_s` unload another model for it."""
         waiting = load is not None and load.waiting > 0
         model.first_bytes = load.first_bytes if load is not None else 0
         if not waiting:

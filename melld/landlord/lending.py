@@ -49,7 +49,7 @@ class Lender:
             self._tell(OfferCapacity(instance.id, Why.ROOM, *offered))
 
     def _reserve(self, instance: Instance, now_s: float) -> None:
-        """Promise memory to the weights as soon as it leaves all others their claims."""
+        """Promise memory to the weights as soon as the others' claims allow."""
         ledger, resident_bytes = instance.house.ledger, instance.model.resident_bytes
         if ledger.resident(instance.id) == resident_bytes:
             return
@@ -58,7 +58,7 @@ class Lender:
             ledger.reside(instance.id, resident_bytes)
 
     def _grant(self, house: House) -> int:
-        """Grant what is free to those who lack it; return what is lacking still."""
+        """Grant free granules to instances that lack them; return what is still lacking."""
         short = [one for one in house.instances if one.state in SERVING and one.need > one.granted]
         if len(short) > 1:
             short.sort(key=_share)
@@ -96,6 +96,6 @@ class Lender:
 
 
 def _share(instance: Instance) -> float:
-    """Return the instance's recent use for its weight and rate: the least is served first."""
+    """Return the instance's recent use relative to its weight and rate: the least is served first."""
     model = instance.model
     return instance.mean_bytes / (model.declared.weight * max(model.demand.rate_per_s, LEAST_PER_S))

@@ -69,7 +69,7 @@ class Tenure:
         instance.become("want", now_s)
 
     def drain(self, instance: Instance, why: Why, now_s: float) -> None:
-        """Let the instance's requests end or move, then let it leave."""
+        """Drain the instance: its requests end or move, then it leaves."""
         instance.drained_for = why
         self._tell(events.DrainInstance(instance.id, why))
         instance.become("drain", now_s)
@@ -83,7 +83,7 @@ class Tenure:
         self._tell(events.ReopenInstance(instance.id, Why.WANTED))
 
     def leave(self, instance: Instance, why: Why, now_s: float) -> None:
-        """Let the instance without requests doze if that is worth it and there is room for it, else end it."""
+        """Let the empty instance doze if that pays and there is room for it, else end it."""
         if instance.drained_for is None and instance.state is S.READY:
             self.drain(instance, why, now_s)
             return
@@ -97,7 +97,7 @@ class Tenure:
             self._tell(events.UnloadModel(instance.id, why))
 
     def end_a_dozing(self, house: House, now_s: float) -> None:
-        """End what has dozed the longest on the device, unless something leaves it already."""
+        """End the longest dozing instance on the device, unless one is already leaving."""
         dozing = [one for one in house.instances if one.state is S.DOZING and house.ledger.resident(one.id)]
         if dozing and not any(one.state is S.LEAVING for one in house.instances):
             self.leave(min(dozing, key=lambda one: (one.since_s, one.id)), Why.EVICTED, now_s)
@@ -140,7 +140,7 @@ class Tenure:
             self.want(instance, now_s)
 
     def use_fewer(self, now_s: float, is_short: bool) -> None:
-        """Empty the least used device, once that has been possible for long enough to earn the loads back.
+        """Empty the least used device, once that has been possible for long enough to outweigh reloading.
 
         `is_short`: requests of some model wait, so that no device is to be given up.
         """

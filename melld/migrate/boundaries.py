@@ -63,7 +63,7 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
     def assumed(
         cls, epoch_s: float, share: float, most_bytes_per_s: float | None, segments: tuple[Segment, ...]
     ) -> "Boundaries":
-        """Return the boundaries before anything was seen."""
+        """Return the boundaries before any measurement."""
         idle, beside = (int(tokens * epoch_s) for tokens in msgspec.structs.astuple(DEFAULT_PREFILL_S))
         most_link_bytes = None if most_bytes_per_s is None else int(most_bytes_per_s * epoch_s)
         link_bytes = int(min(DEFAULT_LINK_BYTES_S, most_bytes_per_s or DEFAULT_LINK_BYTES_S) * epoch_s)
@@ -112,7 +112,7 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
         return max(max(entering, default=self.other_port_bytes), 1)
 
     def segments_of(self, source: WorkerId, destination: WorkerId) -> list[Segment]:
-        """Return the segments that a copy crosses beside its link and its ports."""
+        """Return the segments that a copy crosses besides its link and its ports."""
         pair = source, destination
         return [segment for segment in self.segments if pair in segment.pairs]
 
@@ -131,7 +131,7 @@ class Boundaries(msgspec.Struct, frozen=True, kw_only=True):
         return max(tokens.beside if batch else tokens.idle, 1)
 
     def in_words(self) -> str:
-        """Return what was seen so far as one line, for `melld status`."""
+        """Return the measurements so far as one line, for `melld status`."""
         rates = [nbytes / self.epoch_s / 2**30 for row in self.links.values() for nbytes in row.values()]
         parts = [f"links {min(rates):.2f} to {max(rates):.2f} GiB/s"] if rates else []
         if self.prefill:

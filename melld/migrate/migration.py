@@ -105,7 +105,7 @@ class MovePace(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """A wanted migration.  `via` None: by KV where possible.  `lease`: of the destination's output.
+    """A requested migration.  `via` None: by KV where possible.  `lease`: of the destination's output.
 
     `paces`: of the ways whose boundary is less than the move's size.
     """
@@ -236,7 +236,7 @@ class Migration:
 
     @property
     def _follows(self) -> bool:
-        """Return True while the first token of a request that is to go after it was not seen."""
+        """Return True while the request must not move because its first token has not been seen."""
         return self.wish.after_first_token and self._facts is not None and self._facts.in_prompt
 
     # -- commands ----------------------------------------------------------------------------------------------------

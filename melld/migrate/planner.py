@@ -107,7 +107,7 @@ class _Flight(msgspec.Struct):
 
 
 class Planner:
-    """Planner of one fleet's moves.  `waiting` is in the order of asking."""
+    """Planner of one fleet's moves.  `waiting` is in order of request."""
 
     def __init__(self, boundaries: Boundaries, settings: PlannerSettings | None = None) -> None:
         self.boundaries = boundaries
@@ -153,7 +153,7 @@ class Planner:
         return gone
 
     def ended(self, request: RequestId) -> None:
-        """Note that the request's migration has ended, however it did.  This epoch's booking stays."""
+        """Note that the request's migration has ended, for whatever reason.  This epoch's booking stays."""
         for name, flight in self._flights:
             if name == request:
                 flight.ended = True
@@ -176,7 +176,7 @@ class Planner:
         return min(map(self._boundary, self._bins_of(wanted, via)))
 
     def at_once(self, request: RequestId, batches: Mapping[WorkerId, int]) -> Start | None:
-        """Begin a waiting move between two epochs if it cannot wait and the rest of this epoch has room."""
+        """Start a waiting move between two epochs if it cannot wait and this epoch still has room."""
         deferred = self.waiting[request]
         if not self.is_pressing(deferred):
             return None
@@ -188,7 +188,7 @@ class Planner:
         return self._start(deferred, way)
 
     def epoch(self, batches: Mapping[WorkerId, int]) -> Plan:
-        """Begin an epoch and plan all waiting moves.  `batches`: requests that decode on each worker now."""
+        """Start an epoch and plan all waiting moves.  `batches`: requests that decode on each worker now."""
         self._turn(batches)
         starts: list[Start] = []
         ready = sorted((one for one in self.waiting.values() if one.wanted.ways), key=self._order)

@@ -68,7 +68,7 @@ def segments_of_gpus(links: Mapping[Pair, GpuLink]) -> tuple[Segment, ...]:
 
 
 def segments_of_machines(machines: Mapping[WorkerId, str]) -> tuple[Segment, ...]:
-    """Return the network of each machine: what its workers share on the way out, and on the way in."""
+    """Return each machine's network, outgoing and incoming, as segments that its workers share."""
     found = []
     for name in dict.fromkeys(machines.values()):
         here = [worker for worker, machine in machines.items() if machine == name]

@@ -92,7 +92,7 @@ class Cluster(Occupancy):
         self.commands.append(ActivateWorker(reason, worker.id, cause=self.event))
 
     def retire(self, worker: Worker, reason: Reason) -> None:
-        """Let the empty worker sleep."""
+        """Put the empty worker to sleep."""
         assert not worker.count, worker.id
         worker.state = worker.after("retire")
         self.draining.pop(worker.id, None)
@@ -134,7 +134,7 @@ class Cluster(Occupancy):
             self.commit(request)
 
     def suspend(self, request: Request, reason: Reason) -> None:
-        """Take the running request from its worker: it waits as if the worker had died."""
+        """Take the running request off its worker: it waits as if the worker had died."""
         assert request.is_movable, request.id
         worker = request.worker
         assert worker is not None, request.id
@@ -187,7 +187,7 @@ class Cluster(Occupancy):
         return displaced
 
     def _displace(self, request: Request, worker: Worker) -> None:
-        """Let the request wait, without a worker, ahead of newcomers."""
+        """Queue the request, without a worker, ahead of newcomers."""
         state = request.after("lose")
         self._leave(request, worker)
         request.state = state
@@ -196,7 +196,7 @@ class Cluster(Occupancy):
         self.waiting.add(request, displaced=True)
 
     def resize_worker(self, worker: Worker, capacity_bytes: int, slots: int) -> None:
-        """Change the worker's capacity and slots, possibly below its present use."""
+        """Change the worker's capacity and slots, possibly below its current use."""
         worker.capacity_bytes = capacity_bytes
         worker.largest_capacity_bytes = max(worker.largest_capacity_bytes, capacity_bytes)
         worker.offered_slots = slots

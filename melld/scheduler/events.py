@@ -51,13 +51,13 @@ class RequestArrived(Event, frozen=True, tag=True, gc=False):
 
 
 class RequestsGrew(Event, frozen=True, tag=True):
-    """Placed requests have grown since the last such event: their present sizes."""
+    """The current sizes of placed requests that have grown since the last such event."""
 
     kv_bytes: dict[RequestId, int]
 
 
 class RequestFinished(Event, frozen=True, tag=True, gc=False):
-    """The request has ended, however it did; its blocks are free on all workers.
+    """The request has ended, for whatever reason; its blocks are free on all workers.
 
     `output_tokens`: those its client got.  `first_token_s`: when the first one came; zero: not known, or none came.
     """
@@ -111,7 +111,7 @@ class WorkerDown(Event, frozen=True, tag=True, gc=False):
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        """Return all that are lost."""
+        """Return all lost workers."""
         return self.worker, *self.others
 
 
@@ -137,7 +137,7 @@ class WorkerSlotsChanged(Event, frozen=True, tag=True, gc=False):
 
 
 class WorkerDraining(Event, frozen=True, tag=True, gc=False):
-    """The worker drains: no new requests, and its present ones move away as room is found."""
+    """The worker drains: no new requests, and current ones move away as room is found."""
 
     worker: WorkerId
     lent_to: str = ""  # the program that gets its device, in words
@@ -172,7 +172,7 @@ class WorkerPace(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkersPaced(Event, frozen=True, tag=True):
-    """Workers have computed: what their steps took.  Told before an epoch starts."""
+    """Step times of the workers, sent before an epoch starts."""
 
     paces: dict[WorkerId, WorkerPace]
 
@@ -259,7 +259,7 @@ class MoveRequest(Command, frozen=True, tag=True, gc=False):
 
 
 class SuspendRequest(Command, frozen=True, tag=True, gc=False):
-    """Take the request from its worker: it waits, and resumes from its tokens when it is placed again."""
+    """Take the request off its worker: it waits, and resumes from its tokens when it is placed again."""
 
     request: RequestId
     worker: WorkerId
@@ -286,7 +286,7 @@ class RetireWorker(Command, frozen=True, tag=True, gc=False):
 
 
 class SetRole(Command, frozen=True, tag=True, gc=False):
-    """Nothing to do: this is what the worker is for from now on."""
+    """No action: the worker has this role from now on."""
 
     worker: WorkerId
     role: Role

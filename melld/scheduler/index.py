@@ -65,7 +65,7 @@ class Ladder(Generic[R]):
             del self._things[old & ORDER_MASK]
 
     def refill(self, keys: Iterable[tuple[R, int]]) -> None:
-        """Have these things instead, each with its key: one sort."""
+        """Replace the contents by these things and their keys, in one sort."""
         self._rungs_of = {thing: (key << ORDER_BITS) + thing.order for thing, key in keys}
         self._things = {thing.order: thing for thing in self._rungs_of}
         self._rungs = sorted(self._rungs_of.values())

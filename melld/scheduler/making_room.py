@@ -1,4 +1,4 @@
-"""Room that is made for the head of the line: by moves for a large one, by a suspension for a high one.
+"""Makes room for the queue's head: by moves for a large request, by a suspension for a high one.
 
 A promise: room that moves make on a worker is kept for the large head of the line.
 
@@ -44,7 +44,7 @@ class Promises:
         self._aborted = 0
 
     def made(self, request: Request) -> bool:
-        """Begin to make room for the waiting request and promise it, if that can be done in time."""
+        """Start making room for the waiting request and promise it, if that is possible in time."""
         cluster, hole_s = self._cluster, self._cluster.settings.priorities.hole_s
         now_s, instant = cluster.now_s, cluster.settings.instant_moves
         if not hole_s or instant or self._request is not None or now_s < self._next_look_s:
@@ -68,7 +68,7 @@ class Promises:
         return True
 
     def due(self) -> Request | None:
-        """Return the request that a promise stands for, with its room open to it; end a promise that is over."""
+        """Return the promised request with its room opened to it; end an expired promise."""
         request, worker = self._request, self._worker
         if request is None or worker is None:
             return None
@@ -84,7 +84,7 @@ class Promises:
         return None
 
     def keep(self) -> None:
-        """Close the room to others again, as the request that `due` returned was not placed."""
+        """Close the room again, as the request that `due` returned was not placed."""
         assert self._request is not None
         assert self._worker is not None
         self._cluster.promise(self._worker, self._request.kv_bytes)
@@ -131,7 +131,7 @@ class Suspensions:
         return [self._cluster.requests[name] for name in untold]
 
     def _sufficient(self, request: Request) -> list[tuple[Request, Worker]]:
-        """Return the low requests that may be suspended and leave enough room, each with its worker."""
+        """Return the low requests whose suspension is allowed and frees enough room, each with its worker."""
         cluster = self._cluster
         found = []
         for worker in cluster.active.values():

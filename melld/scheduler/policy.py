@@ -61,7 +61,7 @@ class Policy(ABC):
         """Handle overloads and carry out batched moves.  The scheduler retires empty workers afterwards."""
 
     def paced(self, paces: dict[Worker, WorkerPace]) -> None:  # noqa: B027
-        """React to what the workers' steps took."""
+        """React to the workers' step times."""
 
     def too_late(self, request: Request) -> bool:  # noqa: ARG002
         """Return True if the waiting request should be shed, because it can no longer be served in time."""
@@ -72,15 +72,15 @@ class Policy(ABC):
         return None
 
     def suspends(self, request: Request) -> bool:  # noqa: ARG002
-        """Return True if the waiting request is surely placed once a low one that is suspended has made room."""
+        """Return True if the waiting request would surely be placed once a suspension has made room."""
         return False
 
     def sleeps_in_s(self, worker: Worker) -> float:
-        """Return in how many seconds the worker without requests may sleep, if nothing changes; infinite: never."""
+        """Return in how many seconds the idle worker may sleep, if nothing changes; infinite: never."""
         return (self.cluster.settings.retire_after_s or 0.0) - (self.cluster.now_s - worker.empty_since_s)
 
     def role_of(self, worker: Worker) -> Role:  # noqa: ARG002
-        """Return what the worker is for."""
+        """Return the worker's role."""
         return Role.MIXED
 
     def roles_because(self) -> str:

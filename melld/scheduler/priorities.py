@@ -1,4 +1,4 @@
-"""Classes of requests, and how far the scheduler goes for them.
+"""Priority classes of requests, and what the scheduler does for each.
 
     high     priority below 0: an interactive chat, say
     normal   0
@@ -32,7 +32,7 @@ class Priorities(msgspec.Struct, frozen=True):
     suspend: bool = True
 
     def level(self, priority: int, waited_s: float) -> int:
-        """Return how urgent a request is that has waited so long, lower first: its class less its age."""
+        """Return a waiting request's urgency, lower first: its class minus its age."""
         return class_of(priority) - int(waited_s // self.age_s)
 
 

@@ -26,7 +26,7 @@ class Queueing:
         self._deadline_s = deadline_s
 
     def allocate(self, request: Request, reason: Reason) -> bool:
-        """Let the policy choose among the steady workers, and among all if those have no room."""
+        """Let the policy choose among the steady workers, or among all if those have no room."""
         if self._policy.allocate(request, reason):
             return True
         if not self._cluster.unsteady:
@@ -49,7 +49,7 @@ class Queueing:
         )
 
     def shed_surplus(self) -> None:
-        """Shed requests that have not begun until no more wait than may."""
+        """Shed requests that have not begun until the queue is within its limit."""
         most, waiting = self._most, self._cluster.waiting
         while most is not None and waiting.newcomers > most:
             self._shed(waiting.last(self._cluster.now_s), Reason.QUEUE_FULL)

@@ -1,4 +1,4 @@
-"""Compares a split (some workers compute prompts, the others decode) with workers that all do both.
+"""Compares a split (some workers prefill, the others decode) with workers that do both.
 
     prefill worker   is kept busy for 0.7 of its time: prompts come at random, and would queue for long beyond that
     others           decode, and compute what is left of the prompts: P - 0.7 m, shared by n - m
@@ -40,7 +40,7 @@ Steps = Callable[[int], float]
 
 
 def pace_s(steps: Steps, workers: int, prefilling: int, prompts: float, handing_s: float = 0.0) -> float:
-    """Return the mean time between tokens where so many of the workers only compute prompts; may be infinite.
+    """Return the mean time between tokens with this many prefill workers; may be infinite.
 
     `handing_s`: what each token of a request that is handed over waits for that, in the mean.
     """
@@ -54,11 +54,11 @@ def pace_s(steps: Steps, workers: int, prefilling: int, prompts: float, handing_
 def pressure(
     steps: Steps, workers: int, prefilling: int, prompts: float, target_s: float, handing_s: float = 0.0
 ) -> float:
-    """Return how near to its limit the tighter side is: the pace to the target, or prefill workers to being busy."""
+    """Return how close the tighter side is to its limit: the pace to its target, or prefill workers to full load."""
     busy = min(prompts / prefilling / PREFILL_PART, 1.0) if prefilling else 0.0
     return max(busy, pace_s(steps, workers, prefilling, prompts, handing_s) / target_s)
 
 
 def best_split(steps: Steps, workers: int, prompts: float, target_s: float, handing_s: float = 0.0) -> int:
-    """Return how many of the workers should only compute prompts, for the least pressure."""
+    """Return how many prefill workers give the least pressure."""
     return min(range(workers), key=lambda count: pressure(steps, workers, count, prompts, target_s, handing_s))

@@ -1,4 +1,4 @@
-"""Roster of the known workers: which of them sleep, which is woken next, what is too large for all, and which are near.
+"""Roster of the known workers: which sleep, which is woken next, what fits none, and which are near.
 
 Owns the names and ranks of workers; never changes a worker's state and never decides when to wake one.
 """
@@ -70,7 +70,7 @@ class Roster:
         insort(self._asleep, worker, key=_turn)
 
     def sleeps_no_more(self, worker: Worker) -> None:
-        """Take the worker out of those that can be woken."""
+        """Remove the worker from those that can be woken."""
         del self._asleep[bisect_left(self._asleep, _turn(worker), key=_turn)]
 
     def wakes_in(self, worker: Worker, wake_s: float, now_s: float) -> None:
@@ -86,7 +86,7 @@ class Roster:
             self.sleeps(worker)
 
     def sleeping(self, kv_bytes: int) -> Worker | None:
-        """Return the sleeping worker that is large enough and wakes soonest, or None; of equals the first."""
+        """Return the first sleeping worker that is large enough and wakes soonest, or None."""
         fitting = (one for one in self._asleep if kv_bytes <= one.capacity_bytes and one.slots > 0)
         return next(fitting, None)
 
@@ -96,7 +96,7 @@ class Roster:
 
 
 def _turn(worker: Worker) -> tuple[float, int, int]:
-    """Return what orders the workers that sleep: the least is woken first."""
+    """Return the sort key of sleeping workers: the least is woken first."""
     return worker.wake_s, worker.machine, worker.rank
 
 

@@ -132,7 +132,7 @@ class Scheduler:
             self._grew(events.RequestsGrew(event.at_s, {event.request: event.kv_bytes}))
 
     def _noted(self, event: events.RequestResumed) -> None:
-        """Do nothing: it has counted in full all the time."""
+        """Do nothing: it has always counted in full."""
 
     def _move_ended(self, event: events.MoveCommitted | events.MoveAborted) -> None:
         request = self.cluster.requests.get(event.request)
@@ -180,7 +180,7 @@ class Scheduler:
         return worker
 
     def _changed(self, worker: Worker) -> None:
-        """Let the policy know, and place those that fit now."""
+        """Notify the policy, and place the requests that fit now."""
         self.policy.changed(worker)
         self._queueing.serve()
 
@@ -272,7 +272,7 @@ class Scheduler:
                 self.cluster.retire(worker, Reason.DRAINED if draining else Reason.EMPTY)
 
     def _empty_draining(self, worker: Worker) -> None:
-        """Move the worker's requests away, unless a waiting request that some worker could hold must go first."""
+        """Move the worker's requests away, unless a waiting request that fits some worker must go first."""
         cluster = self.cluster
         smallest_bytes = min((one.kv_bytes for one in cluster.waiting.requests.values()), default=None)
         if smallest_bytes is not None and cluster.could_hold(smallest_bytes):

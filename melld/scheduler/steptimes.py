@@ -1,4 +1,4 @@
-"""The time of a worker's steps by what they compute, learned from the steps themselves.
+"""A worker's step times by what steps compute, learned from the steps themselves.
 
     step seconds = base + decode * decoding requests + prompt token * prompt tokens
 
@@ -28,7 +28,7 @@ _SUPPORTS = [columns for size in (3, 2, 1) for columns in itertools.combinations
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """The seconds of a step that computes nothing, and what each decoding request and each prompt token add."""
+    """The seconds of an empty step, and what each decoding request and each prompt token add."""
 
     base_s: float
     decode_s: float
@@ -57,7 +57,7 @@ class StepTimes:
         self._costs: StepCosts | None = None
 
     def stepped(self, step_s: float, decodes: int, prompt_tokens: int) -> None:
-        """Record a step.  One that computed nothing tells nothing."""
+        """Record a step; ignore an empty one."""
         if step_s <= 0.0 or not (decodes or prompt_tokens):
             return
         self.steps += 1
@@ -73,7 +73,7 @@ class StepTimes:
 
     @property
     def costs(self) -> StepCosts | None:
-        """Return a recent fit, none of whose parts is negative; None before `LEAST_STEPS`."""
+        """Return a recent non-negative fit; None before `LEAST_STEPS`."""
         if self._costs is None and self.steps >= LEAST_STEPS:
             self._costs = StepCosts(
                 *fitted([one + other for one, other in zip(self._decoding, self._mixed, strict=True)])
@@ -101,7 +101,7 @@ def sums_of(row: tuple[float, float, float], value: float, expected: float = 0.0
 
 
 def fitted(sums: list[float]) -> list[float]:
-    """Return the least squares among costs that are not negative: try each choice of those above zero, all first."""
+    """Return the non-negative least squares solution, trying each set of positive costs, the full one first."""
     matrix = [[0.0] * 3 for _ in range(3)]
     for (i, j), value in zip(_PAIRS, sums[:6], strict=True):
         matrix[i][j] = matrix[j][i] = value

@@ -29,15 +29,15 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def missed(self) -> float:
-        """Return the part of the requests that may miss one of the targets."""
+        """Return the share of the requests that may miss one of the targets."""
         return round(1.0 - self.attainment, DIGITS)
 
     def pace_s(self, lone_step_s: float) -> float | None:
-        """Return the longest mean time between tokens, where a step with one request takes `lone_step_s`."""
+        """Return the longest promised mean time between tokens if a lone request's step takes `lone_step_s`."""
         return None if self.itl_s is None else max(self.itl_s, self.itl_steps * lone_step_s)
 
     def aimed_pace_s(self, lone_step_s: float) -> float | None:
-        """Return the pace to plan for: the promised one; where not even a lone request keeps it, as without a target.
+        """Return the pace to plan for: the promised one, or the untargeted one if not even a lone request keeps it.
 
         Else each request would get a worker of its own, and still be too slow.
         """
@@ -45,11 +45,11 @@ class Targets(msgspec.Struct, frozen=True):
         return pace_s if pace_s is None or lone_step_s <= pace_s else DEFAULT_ITL_STEPS * lone_step_s
 
     def first_token_s(self, prefill_s: float) -> float:
-        """Return how long a request may wait for its first token, its prompt's computing included."""
+        """Return the time to first token that a request may have, including its prefill."""
         return max(self.ttft_s, self.prefill_times * prefill_s)
 
     def later_s(self, prefill_s: float) -> float:
-        """Return by how much later a first token is due anew that can no longer come in time.
+        """Return how much later a first token becomes due once it can no longer be on time.
 
         Whoever is late goes behind those who can still be served in time, else all would be late.
         """

@@ -1,4 +1,4 @@
-"""The view that others have of the scheduler's cluster: they read it between two events, and change nothing."""
+"""A read-only view of the scheduler's cluster, to be read between two events."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,19 +12,19 @@ class ClusterView(Protocol):
 
     @property
     def requests(self) -> Mapping[RequestId, Request]:
-        """Return all that have not ended."""
+        """Return all unfinished requests."""
 
     @property
     def workers(self) -> Mapping[WorkerId, Worker]:
-        """Return all that the scheduler may use, awake or not."""
+        """Return all workers that the scheduler may use, awake or not."""
 
     @property
     def active(self) -> Mapping[WorkerId, Worker]:
-        """Return those that are awake and take requests."""
+        """Return the workers that are awake and take requests."""
 
     @property
     def draining(self) -> Mapping[WorkerId, Worker]:
-        """Return those that are awake and take none."""
+        """Return the workers that are awake and take no requests."""
 
     @property
     def now_s(self) -> float:
@@ -32,7 +32,7 @@ class ClusterView(Protocol):
 
     @property
     def ahead_bytes(self) -> int:
-        """Return what a request is expected to grow by within one horizon."""
+        """Return a request's expected growth within one horizon."""
 
     def could_hold(self, kv_bytes: int) -> bool:
-        """Return True where some worker that takes requests would hold so much if it were empty."""
+        """Return True if some worker that takes requests could hold this much when empty."""

@@ -25,7 +25,7 @@ Line = OrderedDict[RequestId, Request]
 
 
 class FairShare:
-    """Service of every client: the KV bytes of all its requests so far, prompts and growth.
+    """The service of each client: the KV bytes of all its requests so far, prompts and growth.
 
     Source: the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024), with KV
     bytes instead of tokens.  Absence earns no credit: a returning client's number is lifted to that of the client
@@ -42,12 +42,12 @@ class FairShare:
         return self._served_bytes.get(client, 0)
 
     def returns(self, client: str, waiting: Iterable[str]) -> None:
-        """Lift the number of a client that begins to wait; `waiting`: the clients that already wait."""
+        """Raise the service count of a client that starts to wait; `waiting`: the clients that already wait."""
         least_bytes = min((self._floor_bytes, *map(self.served_bytes, waiting)))
         self._served_bytes[client] = max(self.served_bytes(client), least_bytes)
 
     def begin(self, client: str, kv_bytes: int) -> None:
-        """Count the prompt of a client's request that begins to be served."""
+        """Count the prompt of a client's request that is now served."""
         had_bytes = self.served_bytes(client)
         self._floor_bytes = max(self._floor_bytes, had_bytes)
         self._served_bytes[client] = had_bytes + kv_bytes
@@ -58,7 +58,7 @@ class FairShare:
 
 
 class Equals:
-    """Waiting requests of one priority: those that lost their worker, and a line for each client."""
+    """Waiting requests of one priority: displaced ones, and a queue for each client."""
 
     def __init__(self) -> None:
         self.displaced: list[Request] = []  # by sequence
@@ -68,7 +68,7 @@ class Equals:
         return bool(self.displaced or self.lines)
 
     def firsts(self) -> list[Request]:
-        """Return the first of each client."""
+        """Return the first request of each client."""
         return [next(iter(line.values())) for line in self.lines.values()]
 
 
@@ -146,7 +146,7 @@ class WaitingQueue:
         return not displaced or displaced[0] is request
 
     def last(self, now_s: float) -> Request:
-        """Return the request to shed: of the least urgent the newest of the client with the most of that priority."""
+        """Return the request to shed: among the least urgent, the newest of the client with the most of them."""
         return _newest(max(self._lines(), key=lambda line: self._order_to_shed(line, now_s)))
 
     def would_be_last(self, client: str, priority: int, now_s: float) -> bool:
@@ -177,7 +177,7 @@ class WaitingQueue:
                 self._equals[request.priority].lines[request.client].move_to_end(request.id, last=False)
 
     def _urgency(self, priority: int, now_s: float) -> tuple[int, bool, int]:
-        """Return what orders the priorities, the most urgent first."""
+        """Return the sort key of priorities, the most urgent first."""
         if len(self._equals) == 1:
             return 0, False, 0
         equals = self._equals[priority]

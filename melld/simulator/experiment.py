@@ -49,7 +49,7 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
 
 
 def horizon_s(settings: SimulatorSettings) -> float:
-    """Return how far ahead growth must be estimated: one epoch, a large transfer and one block's tokens.
+    """Return the horizon for growth estimates: one epoch, a large transfer and one block's tokens.
 
     Memory is taken in blocks, and several requests may take one at once: hence the time of a block's tokens.  Zero in
     the paper's time slots, where an overflow is cured in the slot in which it happens.

@@ -117,7 +117,7 @@ class SimulatedFleet:
         return run.prompt_bytes if run.row < 0 else self.running.told_bytes[run.row]
 
     def end_s(self, run: Run) -> float:
-        """Return when the run ends at the present pace; infinity while it is preempted."""
+        """Return when the run ends at the current pace; infinity while it is preempted."""
         return self.running.end_s(run.row) if run.state is RunState.RUNNING else float("inf")
 
     def suspend(self, run: Run, now_s: float) -> None:
@@ -248,7 +248,7 @@ class SimulatedFleet:
         return resumed
 
     def take_paces(self, now_s: float) -> dict[WorkerId, WorkerPace]:
-        """Return what the workers' steps took since the last call."""
+        """Return the workers' step times since the last call."""
         assert self._prompts is not None
         return {self.names[index]: pace for index, pace in self._prompts.take(self.running, self.awake, now_s).items()}
 

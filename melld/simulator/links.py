@@ -66,7 +66,7 @@ class SimulatedLinks:
         """Of the last moves between two workers, at most `most_moves` of them."""
 
     def transfer(self, source: int, destination: int, kv_bytes: int, now_s: float) -> float:
-        """Book the path for a transfer that is asked for now; return when it will end."""
+        """Book the path for a transfer requested now; return when it will end."""
         parts, ends_s = self.settings.path(source, destination), self._ends_s[source, destination]
         turn_s = heapq.heappop(ends_s) if len(ends_s) >= self.settings.most_moves else 0.0
         start_s = max(now_s, turn_s, *(self._free_s.get(part, 0.0) for part in parts))

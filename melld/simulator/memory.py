@@ -26,7 +26,7 @@ class SimulatedMemory:
         self._need_bytes = np.zeros(0, dtype=np.int64)  # need of every row at that time
 
     def advance(self, now_s: float) -> None:
-        """Bring every request in memory up to now."""
+        """Advance every request in memory to the current time."""
         self._rows = self._running.held_rows()
         self.settle_sizes()
         self._need_bytes[self._rows] = self._running.advance(self._rows, now_s)
@@ -84,7 +84,7 @@ class SimulatedMemory:
         return running.tell(rows[grown], sizes[grown])
 
     def settle_sizes(self) -> None:
-        """Take the reported sizes as the present need, including requests placed since the epoch began."""
+        """Take the reported sizes as the current need, including requests placed since the epoch began."""
         self._need_bytes = self._running.all_told_bytes[: self._running.rows].copy()
 
     def used_bytes(self) -> Integers:

@@ -36,7 +36,7 @@ class Loop(Protocol):
         """Let the run end in this epoch if it does."""
 
     def push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
-        """Have `act` called with the subject and its version at that time."""
+        """Call `act` with the subject and its version at that time."""
 
 
 class Moves:

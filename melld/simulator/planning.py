@@ -125,7 +125,7 @@ def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries
 
 
 def switches_of(gpus: int, link: LinkSettings, epoch_s: float) -> tuple[Segment, ...]:
-    """Return the way out of each switch and into it, as segments of the boundaries."""
+    """Return each switch's uplink in both directions, as segments of the boundaries."""
     crossing: dict[tuple[int, str], set[Pair]] = {}
     for source in range(gpus):
         for destination in range(gpus) if link.gpus_per_switch else ():

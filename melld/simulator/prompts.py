@@ -14,7 +14,7 @@ from melld.simulator.running import Running
 
 
 class Prompts:
-    """Prompts by worker, each told once it has been computed."""
+    """Prompts by worker, each reported once it has been computed."""
 
     def __init__(self, bytes_per_token: int) -> None:
         self._bytes_per_token = bytes_per_token

@@ -118,7 +118,7 @@ class Running:
         return dict(zip(map(self.ids.__getitem__, rows.tolist()), sizes.tolist(), strict=True))
 
     def advance(self, rows: Integers, now_s: float) -> Integers:
-        """Bring the rows up to now; return the bytes that each needs, shape [rows]."""
+        """Advance the rows to the current time; return the bytes that each needs, shape [rows]."""
         since = self._since_s[rows]
         emitted = np.maximum(now_s - since, 0.0) * self._paces[self.workers[rows]]
         generated = np.minimum(self._generated[rows] + emitted, self._output[rows])
@@ -129,7 +129,7 @@ class Running:
         return needed
 
     def advance_one(self, row: int, now_s: float) -> None:
-        """Bring one row up to now, at its worker's pace."""
+        """Advance one row to the current time, at its worker's pace."""
         since_s = self.since_s[row]
         if since_s < now_s:
             emitted = (now_s - since_s) * self.pace[self.worker[row]]
@@ -145,7 +145,7 @@ class Running:
         return -(-self.tokens(row) // self.block_tokens) * self.block_bytes
 
     def end_s(self, row: int) -> float:
-        """Return when the row emits its last token at its worker's present pace."""
+        """Return when the row emits its last token at its worker's current pace."""
         left = self.output[row] - self.generated[row]
         return self.since_s[row] + left / self.pace[self.worker[row]]
 

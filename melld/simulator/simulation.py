@@ -289,5 +289,5 @@ class Simulation:
             self.push(end_s, self._finish, run, run.version)
 
     def push(self, at_s: float, act: Callable[[Any, int], None], subject: Run | None, version: int) -> None:
-        """Have `act` called with the subject and its version at that time, or now if that is past."""
+        """Call `act` with the subject and its version at that time, or now if that is past."""
         heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._sequence), act, subject, version))

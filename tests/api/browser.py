@@ -1,4 +1,4 @@
-"""A real browser without a window: Chromium, spoken to over its DevTools protocol.
+"""Drive a real headless browser: Chromium over its DevTools protocol.
 
 Owns the process and the protocol; what is looked at is the tests' to say.  Every wait is for the page to say yes.
 """
@@ -42,7 +42,7 @@ class Tab:
         """What the browser's console says of errors: a script that failed, a policy that was broken."""
 
     async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command of the protocol; its result."""
+        """Send a protocol command and return its result."""
         self._last_id += 1
         await self._socket.send_json({"id": self._last_id, "method": method, "params": parameters})
         while True:
@@ -59,17 +59,17 @@ class Tab:
             self.complaints.append(json.dumps(said["params"]["exceptionDetails"]))
 
     async def open(self, url: str) -> None:
-        """Go there."""
+        """Open this URL."""
         await self.command("Page.navigate", url=url)
 
     async def evaluate(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
+        """Evaluate an expression, awaiting promises."""
         done = await self.command("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
     async def wait_until(self, condition: str) -> None:
-        """Return when the expression is true, looked at each time that the page changes."""
+        """Return once the expression is true, checking after each change to the page."""
         script = f"""new Promise((done, fail) => {{
             const look = () => ({condition}) && (done(true), true);
             if (look()) return;
@@ -80,7 +80,7 @@ class Tab:
         await self.evaluate(script)
 
     async def press(self, key: str, *, shift: bool = False) -> None:
-        """Press a key, as a person without a mouse does; it goes to what has the focus."""
+        """Press a key in the focused element, as a keyboard user would."""
         code, text = {"Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, "")}[key]
         held: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         await self.command("Input.dispatchKeyEvent", type="keyDown", **held, **({"text": text} if text else {}))
@@ -91,7 +91,7 @@ class Tab:
         await self.command("Input.insertText", text=text)
 
     async def screenshot(self, width: int, height: int, *, dark: bool = False) -> bytes:
-        """A picture of the page (PNG) at rest, at twice the size for sharpness."""
+        """Take a PNG screenshot of the settled page, at twice the size for sharpness."""
         await self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2, mobile=False
         )
@@ -105,7 +105,7 @@ class Tab:
 
 @contextlib.asynccontextmanager
 async def browser_tab(*flags: str) -> AsyncIterator[Tab]:
-    """An empty page of a browser of its own, started with these flags too; skips where there is none."""
+    """Yield an empty page in its own browser, started with these extra flags; skip where no browser is installed."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("no Chromium is installed")
@@ -136,7 +136,7 @@ async def browser_tab(*flags: str) -> AsyncIterator[Tab]:
 
 
 async def _port(process: asyncio.subprocess.Process) -> int:
-    """The port that the browser says it listens on."""
+    """Return the port that the browser reports."""
     assert process.stderr is not None
     async for line in process.stderr:
         if b"DevTools listening on" in line:

@@ -1,4 +1,4 @@
-"""A daemon with a key and narrow limits, for all that tries to get past them."""
+"""A daemon with an API key and tight limits, for tests that try to get past them."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ LIMITS = {
 
 @pytest.fixture(scope="package")
 def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """One worker, an API key, short times, few places."""
+    """One worker, an API key, short timeouts and few places."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"# for tests\n{API_KEY}\n")
     flags = [flag for name, value in LIMITS.items() for flag in ("--set", f"server.{name}={value}")]
@@ -37,7 +37,7 @@ def strict(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="package")
 def app(demo_model: Path) -> Iterator[App]:
-    """The API with models of one worker each, whose tokens are known."""
+    """The API over models with one worker each and known tokens."""
     started = App(demo_model)
     yield started
     started.process.communicate("\n")
@@ -45,7 +45,7 @@ def app(demo_model: Path) -> Iterator[App]:
 
 @pytest.fixture
 async def tab() -> AsyncIterator[Tab]:
-    """A browser's page, which must have nothing to complain about in the end."""
+    """A browser page that must end without console errors."""
     async with browser_tab() as opened:
         yield opened
         await opened.evaluate("1")

@@ -1,4 +1,4 @@
-"""The daemon as the API sees it, without a daemon: ready, open, without keys."""
+"""The daemon as the API sees it, without a daemon: ready, open, no keys."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from melld.config_server import ServerConfig
 
 
 def context_of(models: Sequence[Any]) -> Any:
-    """The `ApiContext` of these models."""
+    """Return the `ApiContext` of these models."""
     return app.ApiContext(
         models=models,
         config=ServerConfig,

@@ -1,4 +1,4 @@
-"""A client that hides nothing: one request on a connection of its own, or bytes on a socket."""
+"""An HTTP client that hides nothing: one request per connection, or raw bytes on a socket."""
 
 import contextlib
 import http.client
@@ -25,12 +25,12 @@ class Answered(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        """The body, parsed."""
+        """Return the parsed JSON body."""
         return json.loads(self.body)
 
 
 def request(url: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answered:
-    """Send one request, with the key; `body` is bytes, or something to be made JSON."""
+    """Send one request with the key; `body` is bytes, or an object to encode as JSON."""
     payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     head = {"Authorization": f"Bearer {API_KEY}"} | ({"Content-Type": "application/json"} if payload else {})
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
@@ -42,7 +42,7 @@ def request(url: str, method: str, path: str, body: Any = None, headers: dict[st
 
 
 def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
-    """A connection; with `receive_bytes` the kernel holds little of what is not read, in segments like a network's.
+    """Open a connection; with `receive_bytes` the kernel buffers little and segments are network-sized.
 
     A sender sees what its reader takes in steps of the receive buffer, or of a segment: 64 KiB on loopback.
     """
@@ -66,22 +66,22 @@ def talk(url: str, *pieces: bytes) -> bytes:
 
 
 def head(*lines: str, method: str = "POST", path: str = CHAT, key: str = API_KEY) -> bytes:
-    """The head of a request that wants its connection closed."""
+    """Return the head of a request that asks to close the connection."""
     fixed = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}"]
     return "\r\n".join([*fixed, "Content-Type: application/json", "Connection: close", *lines, "", ""]).encode()
 
 
 def post(body: Any, path: str = CHAT) -> bytes:
-    """A whole request."""
+    """Return a complete request."""
     payload = json.dumps(body).encode()
     return head(f"Content-Length: {len(payload)}", path=path) + payload
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    """A chat of one short message."""
+    """Return a chat of one short message."""
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4} | fields
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    """A completion of one word."""
+    """Return a completion of one word."""
     return {"model": MODEL, "prompt": "Hello", "max_tokens": 4} | fields

@@ -1,4 +1,4 @@
-"""The API over vLLM's own serving classes and a worker that answers at once, and a watch over its loop.
+"""The API over vLLM's own serving classes and an instant worker, with a watch on its event loop.
 
 A program, `python -m`, with a model's directory and a runner of vLLM's.  It prints its URL; then, for each line that it
 reads, the longest processor time for which anything has held up the loop since the last one.
@@ -45,7 +45,7 @@ VECTOR = torch.linspace(-1, 1, 1024)
 
 
 class Worker:
-    """Stands where the fleet does: every request has its tokens, and log-probabilities, as soon as it is admitted."""
+    """Stand-in for the fleet: every request gets its tokens and log-probabilities once admitted."""
 
     def __init__(self) -> None:
         self.places = {0: None}
@@ -61,7 +61,7 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     def abort(self, _requests: list[str]) -> None:
-        """It has answered already."""
+        """Do nothing: it has already answered."""
 
     async def _answer(self, request: EngineCoreRequest) -> None:
         if request.pooling_params is not None:
@@ -132,7 +132,7 @@ class Bench:
 
 
 class Watch(selectors.DefaultSelector):
-    """The loop's selector, which is called between two turns: it keeps the longest that anything held the loop up.
+    """The loop's selector, called between turns: records the longest time for which the loop was blocked.
 
     Held up it is by its own work in a turn, or by another thread that keeps the interpreter's lock.  Both are told by
     the processor time that they take: what a thread waits for a processor is the machine's doing.
@@ -158,7 +158,7 @@ class Watch(selectors.DefaultSelector):
             self._look()
 
     def _now(self) -> tuple[float, float]:
-        """The time without what this thread has waited for a processor, and the work of other threads, in seconds."""
+        """Return the CPU time of this thread in seconds, without waits or other threads."""
         self._schedule.seek(0)
         waited_ns = int(self._schedule.read().split()[1])
         return time.monotonic() - waited_ns / 1e9, time.process_time() - time.thread_time()
@@ -169,7 +169,7 @@ class Watch(selectors.DefaultSelector):
         self._worst_s = max(self._worst_s, time.thread_time() - self._turn_s, by_others_s)
 
     def read(self) -> float:
-        """The longest since the last time; what has held the loop up to now counts too."""
+        """Return and reset the longest delay, including one that is still going on."""
         self._look()
         worst_s, self._worst_s = self._worst_s, 0.0
         self._turn_s, self._last = time.thread_time(), self._now()

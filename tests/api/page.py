@@ -1,4 +1,4 @@
-"""The daemon's page as it is served, over answers that no daemon of the tests would give."""
+"""The daemon's page as it is served, fed with answers that no test daemon would give."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ MODELS = [{"id": "embedder", "capabilities": ["embed"]}, {"id": "chatter", "capa
 
 @contextlib.asynccontextmanager
 async def served(tab: Tab, status: DaemonStatus, events: Sequence[dict[str, Any]] = ()) -> AsyncIterator[str]:
-    """The page's URL, over this status; a chat there is answered with these events.
+    """Yield the page's URL over this status; chats there are answered with these events.
 
     The tab leaves it before its server ends, of which it would complain.
     """

@@ -1,4 +1,4 @@
-"""The scripted program, and how tests talk with it."""
+"""The scripted app, and how tests talk to it."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.forked import ForkedPython
 
 
 class App:
-    """The scripted program."""
+    """The scripted app."""
 
     def __init__(self, model: Path) -> None:
         self.process = ForkedPython(
@@ -25,7 +25,7 @@ class App:
         self.url = self._line()
 
     def tell(self, word: str) -> tuple[int, int]:
-        """How many events were written at once since the last time, and how many requests run."""
+        """Return how many events were written from moulds since the last call, and how many requests run."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
@@ -33,7 +33,7 @@ class App:
         return written, running
 
     def stream(self, path: str, body: dict[str, Any]) -> str:
-        """All that a stream says."""
+        """Return everything that a stream says."""
         answered = request(self.url, "POST", path, body | {"stream": True})
         assert answered.status == 200, answered.body
         return answered.body.decode()

@@ -1,4 +1,4 @@
-"""The API over vLLM's own serving classes, and a worker with known tokens: each is made when the last has gone out.
+"""The API over vLLM's own serving classes, and a worker that makes each known token once the previous one is sent.
 
 A program, `python -m`, with a model's directory.  It serves one model for each of `KINDS` and prints its URL.  Then it
 obeys lines: `plain` and `whole` let calls write events at once, or have vLLM make each of them; `break` lets every
@@ -50,7 +50,7 @@ TURNS = 25
 
 
 class ScriptedWorker:
-    """Stands where the fleet does.  A request's seed decides its tokens; in their middle are a thought and a call."""
+    """Stand-in for the fleet: a request's seed picks its tokens, with a thought and a tool call in the middle."""
 
     def __init__(self) -> None:
         self.places = {0: None}
@@ -93,7 +93,7 @@ class ScriptedWorker:
 
 
 class Named(Asked):
-    """A model of this name."""
+    """A model with this name."""
 
     def __init__(self, name: str, serving: Any) -> None:
         super().__init__(serving)

@@ -1,4 +1,4 @@
-"""Promises of the door: who may come in, and that nobody can keep the others out."""
+"""Admission: who may come in, and that nobody can keep the others out."""
 
 import asyncio
 import contextlib
@@ -16,8 +16,8 @@ from melld.engine.frontend.caller import CALLS_AT_ONCE, Caller, LogprobAccount, 
 from melld.errors import TooManyPromptLogprobs, TooManyPromptLogprobsNow
 
 
-def test_the_share_of_a_key_leaves_room_for_one_more() -> None:
-    """However greedy the keys are that call now, the next one finds a place; all keys together may take all places."""
+def test_a_key_s_share_leaves_room_for_one_more_key() -> None:
+    """However greedy the current keys are, the next one finds a place; together they may take all places."""
     door = Admission(lambda: 120, lambda: None, lambda: 4)
     assert door.share("key0") == 60
     door._calls_of.update({"key0": 60, "key1": 5})
@@ -25,8 +25,8 @@ def test_the_share_of_a_key_leaves_room_for_one_more() -> None:
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=200), st.integers(4, 40))
-def test_a_key_that_calls_for_the_first_time_is_let_in_when_others_have_left(clients: list[str], places: int) -> None:
-    """Every place that becomes free goes to who has fewer, never back to who has most."""
+def test_a_new_key_is_admitted_as_soon_as_a_place_frees_up(clients: list[str], places: int) -> None:
+    """Freed places go to the key with fewest, never back to the one with most."""
     door = Admission(lambda: places, lambda: None, lambda: 4)
     for client in clients:
         held = door._calls_of[client]
@@ -41,7 +41,7 @@ def test_a_key_that_calls_for_the_first_time_is_let_in_when_others_have_left(cli
 
 
 async def test_one_key_cannot_take_every_place() -> None:
-    """The second half of the places waits for somebody else; with a single key there is nobody else."""
+    """The second half is reserved for other keys, unless there is only one key."""
 
     async def hold(door: Admission, client: str, told: asyncio.Queue[int]) -> None:
         try:
@@ -64,16 +64,16 @@ async def test_one_key_cannot_take_every_place() -> None:
         assert door.in_flight == 0
 
 
-def test_the_places_are_shared_in_whole_among_those_who_hold_some() -> None:
-    """Who has ended all its calls counts no more; a place is never halved, and everybody may have one."""
+def test_places_are_shared_among_the_keys_that_hold_some() -> None:
+    """A key without calls no longer counts; shares are whole, and at least one."""
     door = Admission(lambda: 11, lambda: None, lambda: 4)
     door._calls_of.update({"key0": 0, "key1": 1})
     assert [door.share("key0"), door.share("key1")] == [3, 5]
     assert Admission(lambda: 2, lambda: None, lambda: 9).share("key0") == 1
 
 
-async def test_a_daemon_that_drains_lets_nobody_in_and_waits_for_those_inside() -> None:
-    """Calls go on while it drains, up to a limit of time; those that are aborted then are no client's doing."""
+async def test_a_draining_daemon_admits_nobody_and_waits_for_running_calls() -> None:
+    """Calls go on up to a time limit; aborted ones are not blamed on their clients."""
     door = Admission(lambda: 2, lambda: "no worker is up")
     with pytest.raises(Refusal, match="not accepting requests: no worker is up") as refused:
         door.check()
@@ -98,8 +98,8 @@ def called(client: str) -> Caller:
     return Caller(client, LogprobAccount(), 1)
 
 
-async def test_a_caller_is_known_in_its_own_call_alone() -> None:
-    """One client's work is never put to another's account, not even on one connection."""
+async def test_the_caller_is_known_only_within_its_own_call() -> None:
+    """One client's work is never billed to another, even on the same connection."""
     seen: list[str] = []
 
     async def engine() -> None:
@@ -119,8 +119,8 @@ async def test_a_caller_is_known_in_its_own_call_alone() -> None:
         caller()
 
 
-def test_logprobs_of_prompts_are_limited_in_a_call_and_among_calls() -> None:
-    """A small request cannot take the machine's memory, and what a call has taken is free when it ends."""
+def test_prompt_logprobs_are_limited_per_call_and_in_total() -> None:
+    """A small request cannot exhaust the memory, and a call's share is released when it ends."""
     account = LogprobAccount()
     with contextlib.ExitStack() as calls:
         first = calls.enter_context(called_by(Caller("", account, 100)))
@@ -135,8 +135,8 @@ def test_logprobs_of_prompts_are_limited_in_a_call_and_among_calls() -> None:
     assert account.in_flight == 0
 
 
-def test_a_key_is_named_by_its_place_among_the_keys() -> None:
-    """What stands in logs and events says nothing about the key."""
+def test_a_key_is_named_by_its_position() -> None:
+    """Logs and events reveal nothing about the key."""
     keys = load_keys(
         ServerConfig(api_keys=tuple(f"sha256:{hashlib.sha256(key).hexdigest()}" for key in (b"one", b"two")))
     )

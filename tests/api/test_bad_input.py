@@ -1,4 +1,4 @@
-"""Bad input, through a real socket to a real daemon: each row answered as stated, and the daemon serves on after it."""
+"""Bad input through a real socket to a real daemon: each row gets its stated answer, and the daemon serves on."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$r
 
 
 class Row(NamedTuple):
-    """A body and the answer that it gets."""
+    """A body and its expected answer."""
 
     name: str
     path: str
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def raw(inner: bytes) -> bytes:
-    """A chat body with one more field, `seed`, in these very bytes."""
+    """Return a chat body whose extra field, `seed`, has exactly these bytes."""
     return json.dumps(chat()).encode()[:-1] + b', "seed": ' + inner + b"}"
 
 
@@ -201,7 +201,7 @@ ROWS = [*BODIES, *MESSAGES, *PARAMETERS, *SCHEMAS, *NOT_LET_THROUGH]
 
 @pytest.fixture(autouse=True)
 def _serves_on(strict: DaemonProcess) -> Iterator[None]:
-    """After each row the daemon serves a normal request."""
+    """Check after each row that the daemon serves a normal request."""
     yield
     answer = request(strict.url, "POST", CHAT, chat(max_tokens=1))
     assert answer.status == 200, answer.body
@@ -209,8 +209,8 @@ def _serves_on(strict: DaemonProcess) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: Row) -> None:
-    """A client learns which field to mend, in OpenAI's words, whatever it sends."""
+def test_a_bad_body_is_answered_with_what_is_wrong(strict: DaemonProcess, row: Row) -> None:
+    """A client learns which field to fix, in OpenAI's format, whatever it sends."""
     answer = request(strict.url, "POST", row.path, row.body)
     assert answer.status == row.status, answer.body
     if row.status != 200:
@@ -220,7 +220,7 @@ def test_bad_bodies_are_answered_with_what_is_wrong(strict: DaemonProcess, row: 
         assert error["code"] is None or isinstance(error["code"], str)
 
 
-def test_an_entry_is_told_what_it_lacks_or_may_be(strict: DaemonProcess) -> None:
+def test_a_bad_entry_is_told_only_its_own_mistake(strict: DaemonProcess) -> None:
     """Not what it would need to be something else."""
     for part, said in (
         ({"type": "smell"}, "entry 0 has an unknown type: use one of 'text', 'image_url', 'input_audio', 'file'"),
@@ -232,7 +232,7 @@ def test_an_entry_is_told_what_it_lacks_or_may_be(strict: DaemonProcess) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/score", "/classify", "/pooling"])
-def test_a_model_that_writes_says_how_another_would_embed(strict: DaemonProcess, path: str) -> None:
+def test_a_generative_model_says_how_to_serve_embeddings(strict: DaemonProcess, path: str) -> None:
     """One line says what to do instead."""
     said = request(strict.url, "POST", path, {"model": MODEL, "input": "x"}).json()["error"]["message"]
     assert "runner = 'pooling'" in said
@@ -244,8 +244,8 @@ STREAMED = [row for row in [*PARAMETERS, *SCHEMAS] if row.path == CHAT and row.n
 
 
 @pytest.mark.parametrize("row", STREAMED, ids=lambda row: row.name)
-def test_a_stream_that_cannot_begin_is_an_error_status(strict: DaemonProcess, row: Row) -> None:
-    """A client that asks for a stream is told as plainly: no 200 with an error inside."""
+def test_a_stream_that_cannot_start_gets_an_error_status(strict: DaemonProcess, row: Row) -> None:
+    """No 200 with an error inside."""
     answer = request(strict.url, "POST", row.path, row.body | {"stream": True})
     assert answer.status == row.status, answer.body
     assert answer.json()["error"]["param"] == row.param, answer.body
@@ -265,7 +265,7 @@ SHOWN = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"
     ],
 )
 def test_anthropic_clients_get_anthropic_errors(strict: DaemonProcess, name: str, body: dict[str, Any]) -> None:
-    """Anthropic's client raises the right exception only when it can read the error."""
+    """Anthropic's client raises the right exception only when it can parse the error."""
     answer = request(strict.url, "POST", "/v1/messages", body)
     assert answer.status == 400, answer.body
     error = answer.json()
@@ -316,7 +316,7 @@ GET = {"method": "GET", "path": "/v1/models"}
     ],
 )
 def test_bad_http_is_answered_not_dropped(strict: DaemonProcess, name: str, sent: bytes, status: int) -> None:
-    """Whoever debugs a proxy or a client sees why, in the error body that its client reads."""
+    """Whoever debugs a proxy or a client sees why, in an error body that its client can parse."""
     checked(talk(strict.url, sent), status)
 
 
@@ -328,7 +328,7 @@ def test_bad_http_is_answered_not_dropped(strict: DaemonProcess, name: str, sent
         (head(method="post"), "method"),
     ],
 )
-def test_who_breaks_http_is_told_how(strict: DaemonProcess, sent: bytes, why: str) -> None:
+def test_an_http_violation_is_named_in_the_answer(strict: DaemonProcess, sent: bytes, why: str) -> None:
     """A proxy that sends a header twice is found by what the answer says."""
     answer = talk(strict.url, sent)
     checked(answer, 400, "malformed_request")
@@ -336,8 +336,8 @@ def test_who_breaks_http_is_told_how(strict: DaemonProcess, sent: bytes, why: st
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_another_content_type_is_refused(strict: DaemonProcess, content_type: str) -> None:
-    """A browser's form cannot be made to talk to the engine."""
+def test_other_content_types_are_refused(strict: DaemonProcess, content_type: str) -> None:
+    """A browser form cannot be made to talk to the engine."""
     answer = request(strict.url, "POST", CHAT, chat(), {"Content-Type": content_type})
     assert answer.status == 415
     assert answer.json()["error"]["code"] == "unsupported_media_type"
@@ -345,7 +345,7 @@ def test_another_content_type_is_refused(strict: DaemonProcess, content_type: st
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br", "gzip, gzip", "x-unknown"])
 def test_a_compressed_body_is_refused(strict: DaemonProcess, coding: str) -> None:
-    """Whoever compresses is told not to."""
+    """The answer says not to compress."""
     answer = request(strict.url, "POST", CHAT, chat(), {"Content-Encoding": coding})
     error = answer.json()["error"]
     assert (answer.status, error["code"]) == (415, "unsupported_encoding")
@@ -353,20 +353,20 @@ def test_a_compressed_body_is_refused(strict: DaemonProcess, coding: str) -> Non
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/models HT", head()[:-10]])
-def test_a_slow_head_is_given_up(strict: DaemonProcess, sent: bytes) -> None:
+def test_a_slow_head_times_out(strict: DaemonProcess, sent: bytes) -> None:
     """Connections that never say what they want do not pile up."""
     began_s = time.monotonic()
     checked(talk(strict.url, sent), 408)
     assert time.monotonic() - began_s > 0.8
 
 
-def test_a_slow_body_is_given_up(strict: DaemonProcess) -> None:
+def test_a_slow_body_times_out(strict: DaemonProcess) -> None:
     """A body that never comes holds no place."""
     checked(talk(strict.url, head("Content-Length: 100") + b'{"model":'), 408)
 
 
-def test_a_slow_second_head_is_given_up(strict: DaemonProcess) -> None:
-    """The limit holds for every request of a connection that is kept."""
+def test_a_slow_second_head_times_out(strict: DaemonProcess) -> None:
+    """The limit holds for every request of a kept-alive connection."""
     first = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n\r\n".encode()
     with connect(strict.url) as connection:
         connection.sendall(first)
@@ -376,21 +376,21 @@ def test_a_slow_second_head_is_given_up(strict: DaemonProcess) -> None:
 
 
 def test_health_and_readiness_need_no_key(strict: DaemonProcess) -> None:
-    """Probes of an orchestrator carry no secret."""
+    """An orchestrator's probes carry no secret."""
     for path in ("/health", "/ready"):
         assert request(strict.url, "GET", path, headers={"Authorization": "Bearer wrong"}).status == 200
     for path in ("/metrics", "/version", "/v1/models"):
         assert request(strict.url, "GET", path, headers={"Authorization": "Bearer wrong"}).status == 401
 
 
-def test_anthropic_clients_send_their_key_in_a_header_of_their_own(strict: DaemonProcess) -> None:
+def test_anthropic_s_key_header_is_accepted(strict: DaemonProcess) -> None:
     """The official Anthropic client needs no setting but the address."""
     headers = {"Authorization": "", "x-api-key": API_KEY}
     assert request(strict.url, "GET", "/v1/models", headers=headers).status == 200
 
 
-def test_when_all_places_are_taken_a_client_is_told_to_come_back(strict: DaemonProcess) -> None:
-    """Overload is a quick 429 that clients know to wait for, and leaving clients give their places back."""
+def test_clients_are_told_to_retry_when_all_places_are_taken(strict: DaemonProcess) -> None:
+    """Overload is a quick 429 that clients know to wait for, and clients that leave free their places."""
     sent = post(chat(max_tokens=3000, stream=True, ignore_eos=True))
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(connect(strict.url)) for _ in range(71)]

@@ -1,4 +1,4 @@
-"""The chat on the page at `/`: who tries the daemon there sees the answer come, and what the daemon does for it."""
+"""The chat on the page at `/`: a visitor sees the answer stream and what the daemon does for it."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ IS_DONE = "answering === null && document.querySelectorAll('.turn').length > 1"
 
 
 def chunk(tokens: int, **delta: str) -> dict[str, Any]:
-    """An event of a chat's stream."""
+    """Return an event of a chat's stream."""
     return {"choices": [{"delta": delta}], "usage": {"completion_tokens": tokens}}
 
 
 async def say(tab: Tab, text: str) -> None:
-    """Write a message and send it, by the keyboard alone."""
+    """Write a message and send it, with the keyboard alone."""
     await tab.wait_until(IS_OFFERED)
     for _ in range(12):
         if await tab.evaluate("document.activeElement.id") == "chat-text":
@@ -32,8 +32,8 @@ async def say(tab: Tab, text: str) -> None:
     await tab.press("Enter")
 
 
-async def test_a_chats_request_is_seen_at_work_and_stopped(daemon: DaemonProcess, tab: Tab) -> None:
-    """The answer streams, its request's bar stands out among all, and Escape gives its worker back at once."""
+async def test_a_chat_s_request_is_shown_at_work_and_can_be_stopped(daemon: DaemonProcess, tab: Tab) -> None:
+    """The answer streams, its request's bar stands out, and Escape frees its worker at once."""
     await tab.open(daemon.url)
     await tab.wait_until(IS_OFFERED)
     await tab.evaluate("at('chat-most').value = '4000'")
@@ -50,8 +50,8 @@ async def test_a_chats_request_is_seen_at_work_and_stopped(daemon: DaemonProcess
     await tab.wait_until("!document.querySelector('.bar .mine')")
 
 
-async def test_a_daemon_with_keys_is_asked_with_the_key(strict: DaemonProcess, tab: Tab) -> None:
-    """The key that shows the page is the one that the chat uses, in this tab alone."""
+async def test_the_chat_uses_the_page_s_key(strict: DaemonProcess, tab: Tab) -> None:
+    """The key that unlocks the page is used by the chat too, in this tab alone."""
     await tab.open(strict.url)
     await tab.wait_until("typeof at === 'function' && !at('key').hidden")
     await tab.evaluate(f"at('key-field').value = '{API_KEY}'; at('key').requestSubmit(); 1")
@@ -64,7 +64,7 @@ async def test_a_daemon_with_keys_is_asked_with_the_key(strict: DaemonProcess, t
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> None:
-    """Whatever a model writes is shown as it is; what it thought can be unfolded, and is not sent back."""
+    """Model output is shown verbatim; thoughts can be unfolded and are not sent back."""
     events = [chunk(0, role="assistant", content=""), chunk(1, **{field: HOSTILE}), chunk(2, content=HOSTILE)]
     async with served(tab, STATUS, events) as url:
         await tab.open(url)
@@ -79,8 +79,8 @@ async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> 
 
 
 @pytest.mark.parametrize("width", [390, 1400])
-async def test_a_chat_fits_a_telephone_and_a_desk(tab: Tab, width: int) -> None:
-    """Nothing has to be scrolled sideways, and nobody else is asked for anything."""
+async def test_a_chat_fits_phones_and_desktops(tab: Tab, width: int) -> None:
+    """No sideways scrolling, and no requests to third parties."""
     async with served(tab, STATUS, [chunk(1, content=300 * "long")]) as url:
         await tab.screenshot(width, 844)
         await tab.open(url)
@@ -92,8 +92,8 @@ async def test_a_chat_fits_a_telephone_and_a_desk(tab: Tab, width: int) -> None:
         assert f"{url}v1/chat/completions" in asked
 
 
-async def test_an_error_is_shown_and_the_message_kept(tab: Tab) -> None:
-    """Nothing that was typed is lost: once the cause is mended, Enter sends it again."""
+async def test_an_error_is_shown_and_the_message_is_kept(tab: Tab) -> None:
+    """Nothing typed is lost: once the cause is fixed, Enter sends it again."""
     async with served(tab, STATUS, [{"error": {"message": HOSTILE}}]) as url:
         await tab.open(url)
         await say(tab, "Hello")
@@ -102,8 +102,8 @@ async def test_an_error_is_shown_and_the_message_kept(tab: Tab) -> None:
         assert await tab.evaluate("[at('chat-text').value, turns.length]") == ["Hello", 0]
 
 
-async def test_shift_and_enter_break_the_line(tab: Tab) -> None:
-    """A message may have several lines; a new chat forgets all of it."""
+async def test_shift_enter_inserts_a_line_break(tab: Tab) -> None:
+    """A message may have several lines; a new chat clears all of it."""
     async with served(tab, STATUS, [chunk(1, content="Yes.")]) as url:
         await tab.open(url)
         await tab.wait_until(IS_OFFERED)

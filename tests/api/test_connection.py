@@ -1,4 +1,4 @@
-"""Connections without an engine: who still listens is answered, who has gone is noticed, framing is bounded."""
+"""Connections without an engine: present clients are answered, departed ones noticed, framing is bounded."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ LARGE_BYTES = 30_000_000
 
 
 class Watched(ConnectionServer):
-    """Tells when a connection is made, and when it is lost."""
+    """Records when a connection is made and lost."""
 
     def __init__(self, service: "Service") -> None:
         super().__init__(service.handle, service.limits)
@@ -47,7 +47,7 @@ class Watched(ConnectionServer):
 
 
 class Service:
-    """Reads each body, and answers with its size when it is let; /stream writes for ever, and /ended one line."""
+    """Answers each body with its size when released; /stream writes forever, and /ended writes one line."""
 
     def __init__(self, limits: ServerConfig) -> None:
         self.limits = limits
@@ -88,7 +88,7 @@ class Service:
 async def serving(
     family: int = socket.AF_INET, **limits: float
 ) -> AsyncIterator[tuple[Service, Callable[..., socket.socket]]]:
-    """The service, and what connects to it."""
+    """The service, and a connector to it."""
     service = Service(ServerConfig(**limits))  # type: ignore[arg-type]
     runner = web.ServerRunner(Watched(service), shutdown_timeout=0.1)
     await runner.setup()
@@ -118,7 +118,7 @@ async def soon(event: asyncio.Event) -> None:
 
 
 def answer_to(client: socket.socket) -> bytes:
-    """All that it sends, the interim responses passed over as every client of HTTP/1.1 does."""
+    """Return the whole answer, skipping interim responses as every HTTP/1.1 client does."""
     whole = b"".join(iter(lambda: client.recv(65536), b""))
     while whole.startswith(b"HTTP/1.1 100 "):
         whole = whole.partition(b"\r\n\r\n")[2]
@@ -126,7 +126,7 @@ def answer_to(client: socket.socket) -> bytes:
 
 
 def answer_to_the_end(client: socket.socket) -> bytes:
-    """All that has come, if the connection was aborted."""
+    """Return all that arrived, even if the connection was aborted."""
     came = bytearray()
     with contextlib.suppress(ConnectionError):
         while piece := client.recv(1 << 20):
@@ -140,10 +140,10 @@ def answer_to_the_end(client: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     "head", ["POST / HTTP/{}\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", "GET /stream HTTP/{}\r\nHost: a\r\n\r\n"]
 )
-def test_a_client_that_has_gone_gives_its_place_back(
+def test_a_client_that_disconnects_frees_its_place(
     make_loop: Callable[[], asyncio.AbstractEventLoop], family: int, version: str, head: str
 ) -> None:
-    """Nobody computes for a client that has closed its connection, before its answer has begun or after."""
+    """Nothing is computed for a closed connection, before its answer has begun or after."""
 
     async def check() -> None:
         async with serving(family) as (service, connect):
@@ -158,10 +158,10 @@ def test_a_client_that_has_gone_gives_its_place_back(
 
 @LOOPS
 @pytest.mark.parametrize("kept", ["", "Connection: keep-alive\r\n"], ids=["plain", "kept"])
-def test_a_body_without_a_length_ends_with_its_connection(
+def test_a_body_without_a_length_closes_its_connection(
     make_loop: Callable[[], asyncio.AbstractEventLoop], kept: str
 ) -> None:
-    """A client of HTTP/1.0 has no other sign that a stream has ended; one of a known length keeps its connection."""
+    """An HTTP/1.0 client has no other sign that a stream ended; with a known length the connection is kept."""
 
     async def check() -> None:
         async with serving() as (service, connect):
@@ -179,8 +179,8 @@ def test_a_body_without_a_length_ends_with_its_connection(
 
 @LOOPS
 @pytest.mark.parametrize("sent", [b"", b"POST / HT", f"{POST}Content-Length: 10\r\n\r\nabc".encode()])
-def test_what_is_cut_short_is_not_waited_for(make_loop: Callable[[], asyncio.AbstractEventLoop], sent: bytes) -> None:
-    """Who sends half a request and no more has no answer to wait for."""
+def test_a_truncated_request_is_not_waited_for(make_loop: Callable[[], asyncio.AbstractEventLoop], sent: bytes) -> None:
+    """Whoever sends half a request and closes gets no answer."""
 
     async def check() -> None:
         async with serving() as (_service, connect):
@@ -206,7 +206,7 @@ def test_what_is_cut_short_is_not_waited_for(make_loop: Callable[[], asyncio.Abs
         ("1.0", "chunked", 400),
     ],
 )
-async def test_only_chunked_is_a_transfer_coding(version: str, coding: str, status: int) -> None:
+async def test_chunked_is_the_only_transfer_coding(version: str, coding: str, status: int) -> None:
     """What a proxy and the daemon could frame differently is refused, and the connection with it (RFC 9112, 6.1)."""
     kept = "close" if status == 200 else "keep-alive"
     sent = f"POST / HTTP/{version}\r\nHost: melld\r\nTransfer-Encoding: {coding}\r\nConnection: {kept}\r\n\r\n"
@@ -237,8 +237,8 @@ def chunked(*chunks: bytes) -> bytes:
     ],
     ids=["one-extension", "zeros", "many-extensions"],
 )
-async def test_chunks_that_are_all_framing_are_refused(framing: bytes) -> None:
-    """A body may be as large as it may be: what stands around it has no meaning here, and costs no more than that."""
+async def test_chunks_that_are_mostly_framing_are_refused(framing: bytes) -> None:
+    """Body size is limited: its framing means nothing here and must not cost more."""
     async with serving() as (service, connect):
         service.let.set()
         with connect() as client:
@@ -249,8 +249,8 @@ async def test_chunks_that_are_all_framing_are_refused(framing: bytes) -> None:
 @pytest.mark.parametrize(
     ("chunk_bytes", "body_bytes", "status"), [(1, 50_000, 200), (1, 300_000, 400), (8, 600_000, 200)]
 )
-async def test_small_chunks_are_a_body_up_to_a_bound(chunk_bytes: int, body_bytes: int, status: int) -> None:
-    """A client that writes bit by bit is served; one that makes the daemon count hundreds of thousands is not."""
+async def test_small_chunks_are_accepted_up_to_a_bound(chunk_bytes: int, body_bytes: int, status: int) -> None:
+    """A client that writes in small pieces is served; one that sends hundreds of thousands of chunks is not."""
     chunk = f"{chunk_bytes:x}\r\n{'a' * chunk_bytes}\r\n".encode()
     async with serving() as (service, connect):
         service.let.set()
@@ -260,13 +260,13 @@ async def test_small_chunks_are_a_body_up_to_a_bound(chunk_bytes: int, body_byte
         assert status == 400 or answer.endswith(str(body_bytes).encode())
 
 
-async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
-    """It is tried again after a while, not in every turn of the loop, and comes through."""
+async def test_a_connection_waits_while_the_kernel_is_out_of_memory() -> None:
+    """It is retried after a while, not in every turn of the loop, and succeeds."""
     tries, faults = list[int](), list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, fault: faults.append(fault))
 
     class Short(socket.socket):
-        """The first two accepted connections find no memory."""
+        """Fail the first two accepts for lack of memory."""
 
         def accept(self) -> tuple[socket.socket, Any]:
             tries.append(1)
@@ -291,8 +291,8 @@ async def test_a_connection_for_which_the_kernel_has_no_memory_waits() -> None:
     assert faults == []
 
 
-async def test_a_lack_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Under load each connection that ends lets another one in: a line for each would fill the journal."""
+async def test_running_out_of_descriptors_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Under load each closed connection lets another in: a line for each would flood the journal."""
     listener = socket.create_server(("127.0.0.1", 0))
     joined: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
 
@@ -321,7 +321,7 @@ async def test_a_lack_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixtu
 
 
 def hold_up(meanwhile: Callable[[], None]) -> None:
-    """Have nothing run for a while, as if the machine was suspended as the loop waited for data."""
+    """Block for a while, as if the machine was suspended while the loop waited for data."""
     loop = asyncio.get_running_loop()
     read_end, write_end = os.pipe()
 
@@ -337,7 +337,7 @@ def hold_up(meanwhile: Callable[[], None]) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("before", [POST[:9], f"{POST}Content-Length: 4\r\n\r\nab"], ids=["head", "body"])
-def test_what_has_come_while_the_daemon_was_held_up_is_not_late(
+def test_data_that_arrived_during_a_stall_is_not_late(
     make_loop: Callable[[], asyncio.AbstractEventLoop], before: str
 ) -> None:
     """A machine that was suspended refuses nobody for it."""
@@ -366,7 +366,7 @@ ASKS_FOR_ANOTHER = {
 
 
 @pytest.mark.parametrize("asked", ASKS_FOR_ANOTHER.values(), ids=ASKS_FOR_ANOTHER.keys())
-async def test_whoever_asks_for_another_protocol_goes_on_in_this_one(asked: str) -> None:
+async def test_an_upgrade_request_is_served_in_http_1_1(asked: str) -> None:
     """Java's client asks for HTTP/2 in the first request of each connection."""
     async with serving() as (service, connect):
         service.let.set()
@@ -379,8 +379,8 @@ async def test_whoever_asks_for_another_protocol_goes_on_in_this_one(asked: str)
 
 @pytest.mark.parametrize("before", ["", POST.replace("Connection: close\r\n", "Content-Length: 1\r\n\r\na")])
 @pytest.mark.parametrize("asked", ASKS_FOR_ANOTHER.values(), ids=ASKS_FOR_ANOTHER.keys())
-async def test_what_comes_behind_a_request_for_another_protocol_is_not_waited_for(asked: str, before: str) -> None:
-    """It may be in that protocol: all before it is answered, and the connection ends, so that it is sent again."""
+async def test_data_after_an_upgrade_request_closes_the_connection(asked: str, before: str) -> None:
+    """It may be in the other protocol: everything before it is answered, then the client must resend."""
     async with serving() as (service, connect):
         service.let.set()
         with connect() as client:
@@ -390,8 +390,8 @@ async def test_what_comes_behind_a_request_for_another_protocol_is_not_waited_fo
     assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == wanted, answer
 
 
-async def test_a_request_for_another_protocol_may_come_in_pieces() -> None:
-    """Its connection is kept for the next one, however the network cut it."""
+async def test_an_upgrade_request_may_come_in_pieces() -> None:
+    """Its connection is kept alive, however the network split it."""
     async with serving() as (service, connect):
         service.let.set()
         with connect() as client:
@@ -405,7 +405,7 @@ async def test_a_request_for_another_protocol_may_come_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-async def test_a_whole_answer_that_nobody_reads_is_given_up(connection: str) -> None:
+async def test_a_whole_answer_that_nobody_reads_is_dropped(connection: str) -> None:
     """Else each such client would hold megabytes for as long as it likes."""
     async with serving(slow_reader_s=0.3) as (service, connect):
         service.let.set()
@@ -416,8 +416,8 @@ async def test_a_whole_answer_that_nobody_reads_is_given_up(connection: str) -> 
         assert len(read) < LARGE_BYTES
 
 
-async def test_a_whole_answer_that_is_read_slowly_comes_to_its_end() -> None:
-    """It is the client that reads nothing at all that is given up."""
+async def test_a_whole_answer_that_is_read_slowly_completes() -> None:
+    """Only a client that reads nothing at all is dropped."""
     async with serving(slow_reader_s=0.3) as (service, connect):
         service.let.set()
         with connect() as client:
@@ -430,8 +430,8 @@ async def test_a_whole_answer_that_is_read_slowly_comes_to_its_end() -> None:
 
 
 @LOOPS
-def test_whoever_reads_what_the_kernel_holds_reads(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """The kernel takes no more of an answer until much of what it holds is read: that is progress, too."""
+def test_draining_the_kernel_s_buffer_counts_as_reading(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """The kernel takes no more of an answer until much of its buffer is read: that is progress, too."""
 
     async def scenario() -> None:
         async with serving(slow_reader_s=LIMIT_S) as (service, connect):

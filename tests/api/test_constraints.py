@@ -1,4 +1,4 @@
-"""Constraints on outputs: every way in which one may come is judged, and nobody's holds others up."""
+"""Constraints on outputs: each is judged in every form, and none holds up other clients."""
 
 import contextlib
 import json
@@ -85,8 +85,8 @@ CIRCLE = {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#/propertie
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_schema_is_judged_whichever_way_it_comes(strict: DaemonProcess, way: str) -> None:
-    """A client's mistake is 400 with the reason, never 500; a good schema is used."""
+def test_a_schema_is_judged_in_every_form(strict: DaemonProcess, way: str) -> None:
+    """A client's mistake is a 400 with the reason, never a 500; a good schema is used."""
     path, body, param = WAYS[way](CIRCLE)
     answer = request(strict.url, "POST", path, body)
     assert answer.status == 400, answer.body
@@ -98,8 +98,8 @@ def test_a_schema_is_judged_whichever_way_it_comes(strict: DaemonProcess, way: s
     assert answer.status == 200, answer.body
 
 
-def test_a_tool_call_without_an_object_is_not_the_client_s_mistake(strict: DaemonProcess) -> None:
-    """Anthropic's API has no word for it: who asked may ask again, and nobody is called out of bed for a bug."""
+def test_a_tool_call_that_is_no_object_is_not_a_client_error(strict: DaemonProcess) -> None:
+    """Anthropic's API has no word for it: the client may retry, and no operator is paged for it."""
     tool = {"name": "look", "input_schema": {"type": "array", "maxItems": 0}, "strict": True}
     asked = _anthropic(tools=[tool], tool_choice={"type": "tool", "name": "look"}, max_tokens=1000)
     answer = request(strict.url, "POST", MESSAGES, asked)
@@ -125,7 +125,7 @@ def test_a_tool_call_without_an_object_is_not_the_client_s_mistake(strict: Daemo
     ids=lambda value: json.dumps(value)[:50],
 )
 def test_a_constraint_works_or_is_refused(strict: DaemonProcess, constraint: dict[str, Any], status: int) -> None:
-    """Neither depends on what others have asked for before, nor is it ever the server's fault."""
+    """Earlier requests make no difference, and it is never a server error."""
     for kind in ({"choice": ["first"]}, constraint, constraint):
         answer = request(strict.url, "POST", CHAT, chat(structured_outputs=kind))
         assert answer.status == (200 if "first" in str(kind) else status), answer.body
@@ -138,14 +138,14 @@ LIGHT = chat(structured_outputs={"choice": ["a", "b"]})
 
 
 def test_a_constraint_beyond_its_budget_is_refused(strict: DaemonProcess) -> None:
-    """Its client learns that it is too complex; nobody waits for it for ever."""
+    """Its client learns that it is too complex instead of waiting forever."""
     answer = request(strict.url, "POST", CHAT, HEAVY)
     assert answer.status == 400, answer.body
     assert answer.json()["error"]["code"] == "constraint_too_complex"
 
 
 def test_an_abandoned_constraint_holds_nobody_up(strict: DaemonProcess) -> None:
-    """Whoever sends something heavy and leaves has not taken structured outputs from everybody else."""
+    """Sending something heavy and leaving does not take structured outputs from everybody else."""
     with connect(strict.url) as connection:
         connection.sendall(post(HEAVY | {"seed": 1}))
         connection.settimeout(0.7)

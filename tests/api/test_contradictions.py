@@ -1,4 +1,4 @@
-"""Parameters that leave no token: an error in place of a text that nobody asked for."""
+"""Parameters that together allow no token: an error instead of arbitrary text."""
 
 import json
 from typing import Any
@@ -26,15 +26,15 @@ LATER = {
 
 
 def asked(path: str, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A call with contradictory parameters."""
+    """Return a call with contradictory parameters."""
     return (chat if path == CHAT else completion)(**fields, max_tokens=8, **more)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("name", AT_ONCE)
-def test_what_can_be_known_is_refused(strict: DaemonProcess, name: str, path: str, temperature: int) -> None:
-    """The first token that vLLM would take instead is a special one, which says nothing."""
+def test_a_detectable_contradiction_is_refused(strict: DaemonProcess, name: str, path: str, temperature: int) -> None:
+    """vLLM would emit a special token instead, which says nothing."""
     for stream in (False, True):
         answer = request(
             strict.url,
@@ -48,8 +48,8 @@ def test_what_can_be_known_is_refused(strict: DaemonProcess, name: str, path: st
 
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("name", LATER)
-def test_what_shows_later_ends_in_an_error(strict: DaemonProcess, name: str, temperature: int) -> None:
-    """What is streamed before it is what was asked for; where nothing was yet, the status says it."""
+def test_a_contradiction_found_later_ends_in_an_error(strict: DaemonProcess, name: str, temperature: int) -> None:
+    """What was streamed before is valid; if nothing was, the status code says it."""
     fields = LATER[name]
     answer = request(strict.url, "POST", COMPLETIONS, asked(COMPLETIONS, fields, temperature=temperature))
     assert answer.status == 400, answer.body
@@ -67,7 +67,7 @@ def test_what_shows_later_ends_in_an_error(strict: DaemonProcess, name: str, tem
     assert last["error"]["param"] in fields
 
 
-def test_masks_that_leave_a_token_are_kept_to(strict: DaemonProcess) -> None:
+def test_masks_that_leave_a_token_are_obeyed(strict: DaemonProcess) -> None:
     """However little they leave."""
     fields = {"allowed_token_ids": [A, A + 1], "bad_words": ["bb", "aaa"], "min_tokens": 8}
     answer = request(strict.url, "POST", COMPLETIONS, asked(COMPLETIONS, fields, temperature=1, n=4))
@@ -79,8 +79,8 @@ def test_masks_that_leave_a_token_are_kept_to(strict: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_beams_are_refused_what_they_would_ignore(strict: DaemonProcess, path: str) -> None:
-    """And searched for where nothing is ignored."""
+def test_beam_search_refuses_fields_that_it_would_ignore(strict: DaemonProcess, path: str) -> None:
+    """And runs when nothing is ignored."""
     answer = request(strict.url, "POST", path, asked(path, {"use_beam_search": True, "stop": ["a"]}, n=2))
     assert answer.status == 400, answer.body
     assert answer.json()["error"]["param"] == "stop"

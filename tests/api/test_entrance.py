@@ -1,4 +1,4 @@
-"""An entrance that is closed, opened again or given away, as its clients see it: not at all."""
+"""Closing, reopening or handing over the entrance is invisible to its clients."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ ASK = b"GET / HTTP/1.1\r\nHost: melld\r\n\r\n"
 
 
 def served_by(name: str, listener: socket.socket) -> Entrance:
-    """An entrance whose handler answers with this name."""
+    """Return an entrance whose handler answers with this name."""
 
     async def handle(_request: web.BaseRequest) -> web.Response:
         return web.Response(text=name)
@@ -22,14 +22,14 @@ def served_by(name: str, listener: socket.socket) -> Entrance:
 
 
 async def asked(reader: asyncio.StreamReader) -> tuple[str, bool]:
-    """Who has answered, and whether the connection is to be closed."""
+    """Return who answered, and whether the connection will close."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = int(head.partition("content-length: ")[2].split()[0])
     return (await reader.readexactly(length)).decode(), "connection: close" in head
 
 
-async def test_no_connection_notices_that_another_process_serves_it() -> None:
-    """One that has said nothing, one between two requests, one in the queue; half a head stays."""
+async def test_a_handed_over_connection_notices_nothing() -> None:
+    """Silent, between two requests or in the queue, it moves; one with half a head stays."""
     with socket.create_server(("127.0.0.1", 0)) as listener, listener.dup() as shared:
         address = listener.getsockname()
         old, new = served_by("old", listener), served_by("new", shared)
@@ -56,8 +56,8 @@ async def test_no_connection_notices_that_another_process_serves_it() -> None:
         old.stop()
 
 
-async def test_what_waited_is_answered_once_it_is_open_again() -> None:
-    """A renewal that failed."""
+async def test_queued_connections_are_answered_after_reopening() -> None:
+    """This is what follows a failed renewal."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         entrance = served_by("old", listener)
         entrance.open()

@@ -1,4 +1,4 @@
-"""Which errors the log must have whole: a client that is told nothing but 500 has nobody else to tell the operator."""
+"""Which errors are logged in full: a client that gets only a 500 has nothing to tell the operator."""
 
 import json
 
@@ -47,8 +47,8 @@ print(json.dumps({name: [answers[name].status, needs_traceback(errors[name], ans
 """
 
 
-def test_the_log_has_whatever_ends_in_500() -> None:
-    """Whether vLLM raised it or reported it; what is a client's own, or is told in words, fills no log."""
+def test_every_500_is_logged_in_full() -> None:
+    """Whether vLLM raised or reported it; client errors and explained errors do not fill the log."""
     done = run_python("-c", SCRIPT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {

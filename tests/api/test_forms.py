@@ -1,4 +1,4 @@
-"""Forms with a file, in which clients send audio: read as they were written, or refused before any work."""
+"""Multipart forms, in which clients send audio: parsed exactly, or refused before any work."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ NAMES = st.from_regex(r"\A[a-eg-z_]{1,8}(\[\])?\Z")
 
 
 def form(words: dict[str, Any], file: bytes | None, name: str = "a.wav") -> tuple[str, bytes]:
-    """The type and the body as a client sends them."""
+    """Return the content type and body as a client sends them."""
     files = [
         (key, (None, one)) for key, value in words.items() for one in (value if isinstance(value, list) else [value])
     ]
@@ -28,15 +28,15 @@ def form(words: dict[str, Any], file: bytes | None, name: str = "a.wav") -> tupl
 
 
 @given(words=st.dictionaries(NAMES, st.text(st.characters(exclude_categories=["Cs"]), min_size=1)), heard=st.binary())
-def test_a_form_is_read_as_its_client_wrote_it(words: dict[str, str], heard: bytes) -> None:
-    """Every word and every byte, whatever they are; a name that ends in brackets has a list."""
+def test_a_form_is_parsed_as_its_client_wrote_it(words: dict[str, str], heard: bytes) -> None:
+    """Every word and byte survives; a name that ends in brackets holds a list."""
     fields = asyncio.run(parse_form(*form(words, heard)))
     assert fields.pop("file").file.read() == heard
     assert fields == {name: [word] if name.endswith("[]") else word for name, word in words.items()}
 
 
 def test_a_form_in_several_pieces_is_read_whole() -> None:
-    """And of several values of a list each."""
+    """With several values for each list."""
     heard = bytes(range(256)) * 20_000
     fields = asyncio.run(parse_form(*form({"a[]": ["1", "2"]}, heard)))
     assert fields.pop("file").file.read() == heard
@@ -54,21 +54,21 @@ def test_a_form_in_several_pieces_is_read_whole() -> None:
     ],
     ids=["no boundary", "no form", "a text as file", "no file", "too many fields"],
 )
-def test_what_is_no_form_with_a_file_is_refused(kind: str, body: bytes, words: str) -> None:
+def test_a_body_that_is_no_form_with_a_file_is_refused(kind: str, body: bytes, words: str) -> None:
     with pytest.raises(Refusal, match=words) as refused:
         asyncio.run(parse_form(kind, body))
     assert refused.value.answer.status == 400
 
 
-def test_audio_is_refused_by_a_model_that_cannot_hear(daemon: DaemonProcess) -> None:
-    """By name, and not as a path that is merely unknown."""
+def test_audio_is_refused_by_a_model_without_audio_input(daemon: DaemonProcess) -> None:
+    """By name, not as an unknown path."""
     kind, body = form({"model": MODEL}, b"RIFF")
     answer = request(daemon.url, "POST", TRANSCRIPTIONS, body, {"Content-Type": kind})
     assert (answer.status, answer.json()["error"]["code"]) == (400, "model_not_supported")
     assert "Transcriptions" in answer.json()["error"]["message"]
 
 
-def test_what_is_no_form_or_too_large_costs_nothing(daemon: DaemonProcess) -> None:
+def test_an_oversized_or_malformed_form_costs_nothing(daemon: DaemonProcess) -> None:
     """It is not even read."""
     answer = request(daemon.url, "POST", TRANSCRIPTIONS, {"model": MODEL})
     assert (answer.status, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
@@ -77,8 +77,8 @@ def test_what_is_no_form_or_too_large_costs_nothing(daemon: DaemonProcess) -> No
     assert b" 413 " in talk(daemon.url, sent).splitlines()[0]
 
 
-def test_a_form_of_a_web_page_is_refused_without_a_key(daemon: DaemonProcess) -> None:
-    """Its browser would send it to this machine without asking; what carries a key it would have asked about."""
+def test_a_web_page_s_form_is_refused_without_a_key(daemon: DaemonProcess) -> None:
+    """A browser would send it without a preflight; with a key it would have asked first."""
     kind, body = form({"model": MODEL}, b"RIFF")
     of_page = {"Content-Type": kind, "Origin": "https://example.org"}
     answer = httpx.post(daemon.url + TRANSCRIPTIONS, content=body, headers=of_page)

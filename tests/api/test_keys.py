@@ -1,4 +1,4 @@
-"""API keys and the files that hold them: what opens, and what is refused before it could mislead."""
+"""API keys and their files: what grants access, and what is refused before it could mislead."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ def digest_of(key: str) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A key file that is not there yet."""
+    """Return the path of a key file that does not exist yet."""
     return tmp_path / "keys"
 
 
@@ -35,22 +35,22 @@ def refusal(file: Path) -> str:
     return str(refused.value)
 
 
-def test_plain_keys_and_digests_open(file: Path) -> None:
-    """A file may hold either; the configuration holds digests alone."""
+def test_plain_keys_and_digests_both_grant_access(file: Path) -> None:
+    """A file may hold either; the configuration holds only digests."""
     file.write_text(f"# ours\r\none\n\n{digest_of('two')}\n{digest_of('four').upper()}\n")
     keys = load_keys(ServerConfig(api_key_file=str(file), api_keys=(digest_of("three"),)))
     assert [keys.client_of(key) is not None for key in ("one", "two", "three", "four")] == [True] * 4
     assert [keys.client_of(key) is not None for key in ("", "five", digest_of("two"), None)] == [False] * 4
 
 
-def test_no_key_is_asked_for_where_none_is_set() -> None:
+def test_no_key_is_needed_where_none_is_set() -> None:
     """A newcomer on loopback just asks."""
     assert not Keys()
     assert Keys({b"digest": Client("key0")})
     assert Keys().client_of(None) is not None
 
 
-def test_a_key_file_that_is_empty_or_missing_is_told(file: Path) -> None:
+def test_an_empty_or_missing_key_file_is_an_error(file: Path) -> None:
     """An empty file must not mean an open door."""
     assert "cannot be read" in refusal(file)
     file.write_text("# nothing\n")
@@ -59,7 +59,7 @@ def test_a_key_file_that_is_empty_or_missing_is_told(file: Path) -> None:
 
 @pytest.mark.parametrize("line", ["sha256:zz", "sha256:", f"SHA256:{'0' * 63}", f"{digest_of(KEY)} # for the office"])
 def test_a_broken_digest_names_its_line_and_is_no_key(file: Path, line: str) -> None:
-    """A slip in a digest must not become a key that anybody can read off the file."""
+    """A typo in a digest must not become a key that anybody can read off the file."""
     file.write_text(f"# ours\n{KEY}\n{line}\n")
     assert f"{file}, line 3" in refusal(file)
     assert KEY not in refusal(file)
@@ -67,18 +67,18 @@ def test_a_broken_digest_names_its_line_and_is_no_key(file: Path, line: str) -> 
 
 @pytest.mark.parametrize("text", ["a\0b", "a\x1b[2Jb", "a\u200bb", "a\rb", "one\n\ufefftwo"])
 def test_a_key_that_no_client_can_send_is_refused(text: str) -> None:
-    """What an editor or a wrong encoding has put into a key is found when it is read, not when nobody gets in."""
+    """Stray characters from an editor or a wrong encoding are found at load time, not when nobody gets in."""
     with pytest.raises(ConfigError, match="line"):
         parse_keys(text, "keys")
 
 
 def test_a_byte_order_mark_hides_no_key(file: Path) -> None:
-    """A file that was saved by an editor on Windows holds the same keys."""
+    """A file saved by a Windows editor holds the same keys."""
     file.write_bytes(b"\xef\xbb\xbf" + KEY.encode())
     assert load(file).client_of(KEY) is not None
 
 
-def test_what_is_no_utf_8_is_refused_without_showing_it(file: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_refused_without_showing_it(file: Path) -> None:
     """Not even a byte of a key goes to the log."""
     file.write_bytes(KEY.encode("utf-16"))
     assert "not UTF-8 text" in refusal(file)
@@ -93,15 +93,15 @@ def test_only_a_regular_file_is_read(file: Path) -> None:
     assert "Is a directory" in refusal(file)
 
 
-def test_a_file_of_any_size_is_not_read(file: Path) -> None:
+def test_an_oversized_key_file_is_not_read(file: Path) -> None:
     """A wrong path must not fill the memory."""
     with file.open("w") as made:
         made.truncate(MAX_FILE_BYTES + 1)
     assert "larger than" in refusal(file)
 
 
-def test_the_service_managers_credential_counts_too_and_may_lack(file: Path, tmp_path: Path) -> None:
-    """The shipped unit hands over an empty credential where there is no key file."""
+def test_the_systemd_credential_is_optional_and_counts_too(file: Path, tmp_path: Path) -> None:
+    """The shipped unit passes an empty credential where there is no key file."""
     assert not load_keys(ServerConfig(), file)
     file.write_text("\n")
     assert not load_keys(ServerConfig(), file)
@@ -113,7 +113,7 @@ def test_the_service_managers_credential_counts_too_and_may_lack(file: Path, tmp
 
 
 def test_a_client_has_its_key_s_name_and_rights(file: Path) -> None:
-    """A key that stands in the file too gets them as well; one without keeps its number, by which it is known."""
+    """A key that is also in the file gets them as well; one without a name is known by its number."""
     file.write_text("one\ntwo\n")
     chat = ClientConfig(key=digest_of("two"), name="chat", priority=-1)
     batch = [ClientConfig(key=digest_of(key), name="batch", min_priority=1) for key in ("three", "four")]
@@ -125,8 +125,8 @@ def test_a_client_has_its_key_s_name_and_rights(file: Path) -> None:
 
 
 @given(st.text())
-def test_any_text_gives_keys_or_a_named_line(text: str) -> None:
-    """A file that was chosen by mistake is an error of the operator's, never one of ours."""
+def test_any_text_gives_keys_or_names_a_line(text: str) -> None:
+    """A file chosen by mistake is an operator error, never an internal one."""
     try:
         digests = parse_keys(text, "keys")
     except ConfigError as error:
@@ -147,7 +147,7 @@ def test_any_text_gives_keys_or_a_named_line(text: str) -> None:
         (None, None, None),
     ],
 )
-def test_a_key_comes_as_openai_s_or_as_anthropic_s_clients_send_it(
+def test_a_key_is_accepted_in_openai_s_and_anthropic_s_header(
     authorization: str | None, x_api_key: str | None, key: str | None
 ) -> None:
     """Another scheme is no key of ours."""

@@ -11,7 +11,7 @@ PATHS = (CHAT, COMPLETIONS, "/v1/responses", "/v1/messages")
 
 
 def body_of(path: str, words: int) -> dict[str, Any]:
-    """A prompt whose tokens grow with its words, one by one."""
+    """Return a prompt with one token per word."""
     text = "a" + " b" * words
     if path == "/v1/responses":
         return {"model": MODEL, "input": text, "max_output_tokens": 4}
@@ -23,10 +23,10 @@ def body_of(path: str, words: int) -> dict[str, Any]:
 @pytest.mark.parametrize("limited", [True, False], ids=["limited", "unlimited"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_prompt_of_exactly_the_context_s_length_is_too_long(
+def test_a_prompt_as_long_as_the_context_is_too_long(
     strict: DaemonProcess, path: str, streamed: bool, limited: bool
 ) -> None:
-    """As for longer ones the code is `context_length_exceeded`, and the message tells both lengths."""
+    """As for longer ones the code is `context_length_exceeded`, and the message gives both lengths."""
     usage = request(strict.url, "POST", path, body_of(path, 1)).json()["usage"]
     few = usage.get("prompt_tokens") or usage["input_tokens"]
     length = request(strict.url, "POST", "/tokenize", {"model": MODEL, "prompt": "x"}).json()["max_model_len"]

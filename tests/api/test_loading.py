@@ -1,4 +1,4 @@
-"""Calls for a model that was never loaded wait for it: quietly, or in a stream that has begun."""
+"""Calls to a model that is not loaded wait for it: silently, or in a stream that has begun."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S
 
 
 class Absent:
-    """A model that cannot be loaded, as it turns out when `known` is set."""
+    """A model that cannot be loaded, which is noticed once `known` is set."""
 
     names = ("slow",)
     serving: Any = None
@@ -60,8 +60,8 @@ def post(url: str, body: bytes) -> urllib.request.Request:
     return urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310  a URL of ours
 
 
-async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proxy cuts it; what goes wrong afterwards is told in it."""
+async def test_a_stream_begins_before_its_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy cuts it; later failures are reported in it."""
     monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
     model = Absent()
     async with served(model) as url:
@@ -76,8 +76,8 @@ async def test_a_stream_begins_before_its_model_is_there(monkeypatch: pytest.Mon
     assert "slow could not be loaded: no weights" in rest
 
 
-async def test_a_call_without_a_stream_is_not_answered_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint that knows no `stream` ignores it, whatever becomes of its model."""
+async def test_a_non_streaming_call_is_not_answered_with_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints without `stream` ignore it, whatever becomes of the model."""
     monkeypatch.setattr(app, "LOADING_HEAD_AFTER_S", 0.0)
     model = Absent()
     async with served(model) as url:
@@ -93,7 +93,7 @@ async def test_a_call_without_a_stream_is_not_answered_with_one(monkeypatch: pyt
         assert (error.code, json.load(error)["error"]["code"]) == (503, "model_not_loaded")
 
 
-async def test_a_call_is_told_why_its_model_is_not_there() -> None:
+async def test_a_call_is_told_why_its_model_is_missing() -> None:
     """And when to try again."""
     model = Absent()
     async with served(model) as url:
@@ -111,8 +111,8 @@ async def test_a_call_is_told_why_its_model_is_not_there() -> None:
         assert b"model_not_loaded" in error.read()
 
 
-async def test_a_model_is_listed_in_full_before_it_was_loaded() -> None:
-    """OpenAI's clients read all fields of a model, `created` among them."""
+async def test_a_model_is_listed_in_full_before_it_is_loaded() -> None:
+    """OpenAI's clients read all fields of a model, including `created`."""
     async with served(Absent()) as url, openai.AsyncOpenAI(base_url=url.rpartition("/")[0], api_key="none") as client:
         [card] = (await client.models.list()).data
         one = await client.models.retrieve("slow")
@@ -121,8 +121,8 @@ async def test_a_model_is_listed_in_full_before_it_was_loaded() -> None:
     assert (card.id, card.object, card.model_extra["status"]) == ("slow", "model", "failed")
 
 
-async def test_a_lost_connection_of_the_daemons_own_is_not_its_clients() -> None:
-    """A server of images that closes as it is asked ends in an answer, and nobody is said to have left."""
+async def test_a_lost_connection_to_a_media_server_is_not_a_lost_client() -> None:
+    """An image server that hangs up leads to an answer, and no client is counted as gone."""
     model = Absent(ClientConnectionResetError("Cannot write to closing transport"))
     model.known.set()
     async with served(model) as url:

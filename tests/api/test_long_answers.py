@@ -1,4 +1,4 @@
-"""Long answers in pieces: what vLLM gives in one go, byte for byte."""
+"""Long answers written in pieces: byte for byte what vLLM gives in one go."""
 
 import asyncio
 import functools
@@ -31,14 +31,14 @@ def all_logprobs() -> list[dict[int, Any]]:
 
 
 def handler_of(kind: type) -> Any:
-    """A serving class of vLLM without anything but what makes log-probabilities."""
+    """Return a bare serving class of vLLM with only what makes log-probabilities."""
     handler = kind.__new__(kind)
     handler.return_tokens_as_token_ids = False
     return handler
 
 
 class Serving:
-    """vLLM's ways to make log-probabilities, of both APIs, in answers of some choices; `long` leaves them out."""
+    """vLLM's ways of making log-probabilities in both APIs, for several choices; `long` leaves them out."""
 
     def __init__(self, long: long_answers.LongAnswer | None = None) -> None:
         kinds = chat_serving.OpenAIServingChat, completion_serving.OpenAIServingCompletion
@@ -78,7 +78,7 @@ class Serving:
 
 @pytest.mark.parametrize("dump", DUMPS, ids=str)
 @pytest.mark.parametrize("method", ["chat", "completion"])
-def test_the_pieces_make_the_json_that_pydantic_makes(method: str, dump: dict[str, Any]) -> None:
+def test_the_pieces_equal_pydantic_s_json(method: str, dump: dict[str, Any]) -> None:
     """No client sees a difference, late log-probabilities included."""
     want = asyncio.run(getattr(Serving(), method)()).model_dump_json(**dump).encode()
 
@@ -89,8 +89,8 @@ def test_the_pieces_make_the_json_that_pydantic_makes(method: str, dump: dict[st
     assert asyncio.run(main()) == want
 
 
-def test_only_the_answer_itself_leaves_them_out() -> None:
-    """A stream, or another call of the same model, has nobody who would make the rest."""
+def test_only_a_whole_answer_defers_its_logprobs() -> None:
+    """In a stream, or another call of the model, nothing would fill them in later."""
     handler = handler_of(chat_serving.OpenAIServingChat)
     mine = long_answers.LongAnswer(Turns()).leaving_out(handler)
     asked: dict[str, Any] = {"token_ids": range(TOKENS), "top_logprobs": all_logprobs(), "tokenizer": None}
@@ -99,7 +99,7 @@ def test_only_the_answer_itself_leaves_them_out() -> None:
 
 
 def test_the_loop_turns_between_the_pieces() -> None:
-    """That is what they are for: a task beside them runs as often as there are pieces."""
+    """That is what they are for: a concurrent task runs as often as there are pieces."""
     turns = 0
 
     async def count() -> None:
@@ -119,8 +119,8 @@ def test_the_loop_turns_between_the_pieces() -> None:
     assert turns > values / 1000
 
 
-def test_a_clients_text_is_not_taken_for_a_mark() -> None:
-    """The marks are drawn anew for each answer."""
+def test_client_text_is_never_mistaken_for_a_placeholder() -> None:
+    """Placeholders are random for each answer."""
 
     class Simple(BaseModel):
         text: str
@@ -130,6 +130,6 @@ def test_a_clients_text_is_not_taken_for_a_mark() -> None:
     assert asyncio.run(long_answers.LongAnswer(Turns()).encode(answer, {})) == answer.model_dump_json().encode()
 
 
-def test_a_serving_class_without_log_probabilities_is_served_as_it_is() -> None:
+def test_a_serving_class_without_logprobs_is_left_unchanged() -> None:
     """Embedding models have neither chat nor completions."""
     assert vars(long_answers.LongAnswer(Turns()).leaving_out(SimpleNamespace(name="embeds"))) == {"name": "embeds"}

@@ -1,4 +1,4 @@
-"""Nothing that a client sizes stops the other streams: the loop turns on, whatever is read, judged and answered."""
+"""Nothing that a client sizes stalls other streams: the loop turns while bodies are read, judged and answered."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/coun
 
 
 class Body(NamedTuple):
-    """A prefix, a unit that is repeated up to `size`, and a suffix."""
+    """A prefix, a unit repeated up to `size`, and a suffix."""
 
     name: str
     path: str
@@ -97,7 +97,7 @@ WITH_LOGPROBS = {"top_logprobs": 20, "include": ["message.output_text.logprobs"]
 
 
 class Asked(NamedTuple):
-    """A call that is well formed: at a limit, or beyond one."""
+    """A well-formed call at a limit or beyond one."""
 
     name: str
     path: str
@@ -168,20 +168,20 @@ CALLS_AT_THEIR_WORST = [
 
 
 class App(NamedTuple):
-    """The program of `loop_app`."""
+    """The app of `loop_app`."""
 
     url: str
     asked: IO[str]
     told: IO[str]
 
     def longest_s(self) -> float:
-        """The longest processor time for which its loop has not turned, since this was asked last."""
+        """Return the longest CPU time between two turns of the loop since the last call."""
         self.asked.write("\n")
         self.asked.flush()
         return float(self.told.readline())
 
     def least_s(self, ask: Callable[[], None]) -> float:
-        """The least of these times, of several tries; the first that is short enough is enough."""
+        """Return the least of several tries, stopping at the first that is short enough."""
         found = []
         for _ in range(TRIES):
             self.longest_s()
@@ -194,7 +194,7 @@ class App(NamedTuple):
 
 @pytest.fixture(scope="module")
 def app(demo_model: Path) -> Iterator[App]:
-    """An API with a worker that takes no time: what is measured is the daemon's own part."""
+    """An API with an instant worker: only the daemon's own part is measured."""
     with running(demo_model, "generate") as app:
         request(app.url, "POST", COMPLETIONS, {"prompt": "the first of its kind imports and caches"})
         yield app
@@ -202,7 +202,7 @@ def app(demo_model: Path) -> Iterator[App]:
 
 @contextlib.contextmanager
 def running(model: Path, runner: str) -> Iterator[App]:
-    """The program, with a runner of vLLM's."""
+    """The app, run by a vLLM runner."""
     command = [sys.executable, "-m", "tests.api.loop_app", str(model), runner]
     environment = os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT
     with ForkedPython(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -212,8 +212,8 @@ def running(model: Path, runner: str) -> Iterator[App]:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.name)
-def test_the_loop_turns_on_whatever_the_body(app: App, body: Body) -> None:
-    """One client's megabytes are no pause in everybody's streams."""
+def test_the_loop_keeps_turning_whatever_the_body(app: App, body: Body) -> None:
+    """One client's megabytes do not pause everybody's streams."""
     sent = body.build()
 
     def ask() -> None:
@@ -225,8 +225,8 @@ def test_the_loop_turns_on_whatever_the_body(app: App, body: Body) -> None:
 
 
 @pytest.mark.parametrize("asked", CALLS_AT_THEIR_WORST, ids=lambda asked: asked.name)
-def test_the_loop_turns_on_whatever_is_asked_for(app: App, asked: Asked) -> None:
-    """One client's large answer, long conversation or many prompts are no pause either."""
+def test_the_loop_keeps_turning_whatever_is_asked_for(app: App, asked: Asked) -> None:
+    """Nor does one client's large answer, long conversation or pile of prompts."""
     one_token = {"max_output_tokens" if asked.path == RESPONSES else "max_tokens": 1}
     sent = json.dumps((one_token if asked.path != TOKENIZE else {}) | asked.fields).encode()
 
@@ -237,8 +237,8 @@ def test_the_loop_turns_on_whatever_is_asked_for(app: App, asked: Asked) -> None
     assert app.least_s(ask) < LONGEST_S
 
 
-def test_the_loop_turns_on_while_many_texts_become_vectors(demo_model: Path) -> None:
-    """A vector store is filled by calls of two thousand texts, with two million numbers in each answer."""
+def test_the_loop_keeps_turning_while_many_texts_are_embedded(demo_model: Path) -> None:
+    """Vector stores are filled by calls of two thousand texts, with two million numbers in each answer."""
     with running(demo_model, "pooling") as app:
         for texts in (["a text of some words"] * 2048, [[TOKEN] * 100] * 2048):
             sent = json.dumps({"input": texts}).encode()

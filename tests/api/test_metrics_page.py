@@ -1,4 +1,4 @@
-"""The page of metrics says what the registry holds, and does not hold up the streams while it is written."""
+"""The metrics page matches the registry and does not stall the streams while it is written."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ FAMILIES = 20
 
 
 async def test_other_work_goes_on_while_metrics_are_written() -> None:
-    """Many workers have tens of thousands of lines, which Prometheus asks for every few seconds."""
+    """Many workers mean tens of thousands of lines, which Prometheus fetches every few seconds."""
     context = context_of([])
     registry: CollectorRegistry = context.registry
     for number in range(FAMILIES):

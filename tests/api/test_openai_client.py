@@ -54,7 +54,7 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
 
 
 def test_a_model_answers_to_each_of_its_names(client: openai.OpenAI, daemon: DaemonProcess) -> None:
-    """Programs that ask for one fixed name need no change; answers and metrics carry the first, as vLLM's do."""
+    """Programs with one fixed name need no change; answers and metrics carry the first name, as vLLM's do."""
     for name in (MODEL, OTHER_NAME):
         assert client.chat.completions.create(model=name, messages=QUESTION, max_tokens=1).model == MODEL
     status = daemon.status()
@@ -74,7 +74,7 @@ def test_a_chat_counts_its_tokens(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_of_the_demo_model_ends_by_itself(client: openai.OpenAI) -> None:
-    """The first question of a newcomer names no limit, and is answered in a second or so; who names one gets it."""
+    """A newcomer's first question sets no limit and is answered in about a second; an explicit limit is respected."""
     answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == ANSWER_TOKENS
@@ -83,8 +83,8 @@ def test_an_answer_of_the_demo_model_ends_by_itself(client: openai.OpenAI) -> No
     assert longer.usage.completion_tokens == ANSWER_TOKENS + 1
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
-    """Streaming changes when text comes, not which; usage comes last when it is asked for."""
+def test_a_stream_equals_the_whole_answer(client: openai.OpenAI) -> None:
+    """Streaming changes when text comes, not which; usage comes last when requested."""
     whole = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=20, temperature=0)
     chunks = list(
         client.chat.completions.create(
@@ -164,8 +164,8 @@ def test_completions_take_several_prompts_and_stream(client: openai.OpenAI) -> N
     assert texts == [choice.text for choice in whole.choices]
 
 
-def test_a_json_schema_is_kept_to(client: openai.OpenAI) -> None:
-    """A program can read the answer without looking."""
+def test_a_json_schema_is_obeyed(client: openai.OpenAI) -> None:
+    """A program can parse the answer blindly."""
     answer = client.chat.completions.create(
         model=MODEL,
         messages=QUESTION,
@@ -227,15 +227,15 @@ def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
     assert events[-1].type == "response.incomplete"
 
 
-def test_embeddings_of_a_model_that_has_none_are_refused_once(client: openai.OpenAI) -> None:
-    """A client error, which clients do not repeat."""
+def test_embeddings_of_a_generative_model_are_refused_once(client: openai.OpenAI) -> None:
+    """A client error, which clients do not retry."""
     with pytest.raises(openai.BadRequestError) as refused:
         client.embeddings.create(model=MODEL, input="x")
     assert refused.value.param == "model"
     assert "Embeddings" in refused.value.message
 
 
-def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+def test_errors_raise_the_client_s_own_exceptions(client: openai.OpenAI) -> None:
     """Code that handles OpenAI's errors handles melld's."""
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=QUESTION)
@@ -245,8 +245,8 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     assert bad.value.param == "temperature"
 
 
-def test_the_request_id_of_a_client_is_kept(client: openai.OpenAI) -> None:
-    """One id follows a request through the client's logs, the daemon's and the answer, an error or a list too."""
+def test_a_client_s_request_id_is_kept(client: openai.OpenAI) -> None:
+    """One id follows a request through the client's logs, the daemon's and the answer, even an error or a list."""
     named = {"X-Request-Id": "mine:1"}
     answer = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=QUESTION, max_tokens=1, extra_headers=named
@@ -260,8 +260,8 @@ def test_the_request_id_of_a_client_is_kept(client: openai.OpenAI) -> None:
     assert client.models.with_raw_response.list().headers["x-request-id"]
 
 
-def test_an_empty_request_id_is_none(client: openai.OpenAI) -> None:
-    """Some proxies pass on a header that they did not get."""
+def test_an_empty_request_id_counts_as_none(client: openai.OpenAI) -> None:
+    """Some proxies forward a header that they did not get."""
     answer = client.completions.with_raw_response.create(
         model=MODEL, prompt="Hi", max_tokens=1, extra_headers={"X-Request-Id": ""}
     )
@@ -285,7 +285,7 @@ def test_anthropics_client_whole_and_streamed(daemon: DaemonProcess) -> None:
             client.messages.create(model="other", max_tokens=1, messages=asked)
 
 
-def test_tokens_there_and_back(daemon: DaemonProcess) -> None:
+def test_tokenize_and_detokenize_round_trip(daemon: DaemonProcess) -> None:
     """What a client counts before it asks is what the daemon counts."""
     tokens = request(daemon.url, "POST", "/tokenize", {"model": MODEL, "prompt": "Hello, world"}).json()
     assert tokens["count"] == len(tokens["tokens"])

@@ -1,4 +1,4 @@
-"""`/openapi.json` describes the API that is there: every route, with the bodies that are really taken and given."""
+"""`/openapi.json` describes the actual API: every route, with the bodies it accepts and returns."""
 
 import ast
 import json
@@ -20,13 +20,13 @@ Document = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def document(daemon: DaemonProcess) -> Document:
-    """What a real daemon serves."""
+    """The document that a real daemon serves."""
     found: Document = json.loads(daemon.get("/openapi.json"))
     return found
 
 
 def fits(document: Document, value: Any, schema: dict[str, Any]) -> None:
-    """Fails where the value is not what the schema of the document says."""
+    """Fail where the value does not match the document's schema."""
     whole = {"components": document["components"]} | schema
     jsonschema.Draft202012Validator(whole).validate(value)
 
@@ -38,7 +38,7 @@ def answer_schema(document: Document, path: str, method: str, status: str) -> di
 
 
 def keys_of(module: str, table: str) -> set[str]:
-    """The keys of a table of the source: importing it here would bring vLLM into the tests' process."""
+    """Return the keys of a table in the source: importing it would bring vLLM into the tests' process."""
     for node in ast.parse((API / module).read_text()).body:
         target = node.target if isinstance(node, ast.AnnAssign) else None
         target = node.targets[0] if isinstance(node, ast.Assign) else target
@@ -50,14 +50,14 @@ def keys_of(module: str, table: str) -> set[str]:
 
 
 def test_every_route_is_described(document: Document) -> None:
-    """A client made from the document can do all that the daemon does."""
+    """A client generated from the document can do everything that the daemon does."""
     calls, pages = keys_of("calls.py", "CALLS"), keys_of("pages.py", "PAGES")
     asked = keys_of("stored_responses.py", "ASKED")
     assert set(document["paths"]) == calls | pages | asked | {"/v1/models/{model}"}
 
 
-def test_what_needs_no_key_says_so(document: Document) -> None:
-    """A client sends its key where it is asked for, and nowhere else."""
+def test_keyless_routes_are_marked(document: Document) -> None:
+    """A client sends its key where it is needed, and nowhere else."""
     open_paths = {
         path for path, item in document["paths"].items() for operation in item.values() if "security" in operation
     }
@@ -65,7 +65,7 @@ def test_what_needs_no_key_says_so(document: Document) -> None:
     assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
 
 
-def test_who_goes_first_can_be_asked_of_whatever_computes(document: Document) -> None:
+def test_every_computing_route_offers_priority(document: Document) -> None:
     """A generated client has the fields, though vLLM's models lack them."""
     knowing = set()
     for path in keys_of("calls.py", "CALLS"):
@@ -82,7 +82,7 @@ def test_who_goes_first_can_be_asked_of_whatever_computes(document: Document) ->
     assert keys_of("calls.py", "CALLS") - knowing == {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
 
 
-def test_what_streams_says_so(document: Document) -> None:
+def test_streaming_routes_are_marked(document: Document) -> None:
     """A generated client knows where to expect events."""
     streaming, taking = set(), set()
     for path in keys_of("calls.py", "CALLS"):
@@ -97,15 +97,15 @@ def test_what_streams_says_so(document: Document) -> None:
     assert len(streaming) == 6
 
 
-def test_every_reference_leads_somewhere(document: Document) -> None:
-    """Generators stop at the first reference that does not."""
+def test_every_reference_resolves(document: Document) -> None:
+    """Generators stop at the first one that does not."""
     named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert named <= set(document["components"]["schemas"])
     assert "#/$defs" not in json.dumps(document)
 
 
-def test_every_schema_is_one(document: Document) -> None:
-    """OpenAPI 3.1 takes JSON Schema of 2020-12 as it is."""
+def test_every_schema_is_valid(document: Document) -> None:
+    """OpenAPI 3.1 takes JSON Schema 2020-12 as it is."""
     schemas = document["components"]["schemas"].values()
     parts = [
         part for schema in schemas for part in (schema | {"properties": {}}, *schema.get("properties", {}).values())
@@ -121,7 +121,7 @@ def test_bytes_are_described_as_base64(document: Document) -> None:
     assert '"contentEncoding": "base64"' in text
 
 
-def test_fields_that_are_refused_are_not_offered(document: Document) -> None:
+def test_refused_fields_are_not_offered(document: Document) -> None:
     """Nobody is invited to send what gets a 400."""
     offered = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert offered.keys() & REFUSED.keys() == set()
@@ -133,8 +133,8 @@ def test_fields_that_are_refused_are_not_offered(document: Document) -> None:
     [(Dialect.OPENAI, CHAT), (Dialect.RESPONSES, "/v1/responses"), (Dialect.ANTHROPIC, "/v1/messages")],
     ids=[dialect.value for dialect in Dialect],
 )
-def test_errors_look_as_described(document: Document, dialect: Dialect, path: str) -> None:
-    """The error body of the document is the one that is sent, field for field."""
+def test_errors_match_their_description(document: Document, dialect: Dialect, path: str) -> None:
+    """The document's error body is the one that is sent, field for field."""
     body = json.loads(Answer(400, "no", code="invalid_value", param="n").body(dialect))
     schema = answer_schema(document, path, "post", "4XX")
     fits(document, body, schema)
@@ -145,7 +145,7 @@ def test_errors_look_as_described(document: Document, dialect: Dialect, path: st
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/status", "/v1/models", "/openapi.json"])
-def test_a_page_is_as_described(daemon: DaemonProcess, document: Document, path: str) -> None:
+def test_a_page_matches_its_description(daemon: DaemonProcess, document: Document, path: str) -> None:
     """The document is true of the real daemon's pages."""
     fits(document, json.loads(daemon.get(path)), answer_schema(document, path, "get", "200"))
 
@@ -163,8 +163,10 @@ def test_a_page_is_as_described(daemon: DaemonProcess, document: Document, path:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_call_is_as_described(daemon: DaemonProcess, document: Document, path: str, body: dict[str, Any]) -> None:
-    """The document is true of the real daemon's calls: the body is one that it takes, the answer one that it gives."""
+def test_a_call_matches_its_description(
+    daemon: DaemonProcess, document: Document, path: str, body: dict[str, Any]
+) -> None:
+    """The documented body is accepted and the documented answer returned by the real daemon."""
     taken = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     fits(document, body, taken)
     answer = request(daemon.url, "POST", path, body)

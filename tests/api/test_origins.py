@@ -1,4 +1,4 @@
-"""Pages of other origins: those that the operator names may call the API; for all others it is as if there was none."""
+"""CORS: pages whose origin the operator lists may call the API; for all others nothing changes."""
 
 import contextlib
 import dataclasses
@@ -34,8 +34,8 @@ ALL = ServerConfig(allowed_origins=("*",))
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/responses/resp_1", "/no/such/path"])
-def test_a_browser_may_ask_without_a_key(strict: DaemonProcess, path: str) -> None:
-    """Its preflight carries none; the call that follows needs one, and its page reads what is wrong with the path."""
+def test_a_preflight_needs_no_key(strict: DaemonProcess, path: str) -> None:
+    """Preflights carry none; the call that follows needs one, and its page can read what is wrong with the path."""
     asked = {"Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
     answer = request(strict.url, "OPTIONS", path, headers=PREFLIGHT | asked)
     assert (answer.status, answer.body) == (204, b"")
@@ -61,10 +61,10 @@ def test_a_browser_may_ask_without_a_key(strict: DaemonProcess, path: str) -> No
         ("POST", CHAT, b"{}", {"Content-Type": "text/plain"}, 415),
     ],
 )
-def test_an_allowed_page_reads_every_answer(
+def test_an_allowed_page_can_read_every_answer(
     strict: DaemonProcess, method: str, path: str, body: object, head: dict[str, str], status: int
 ) -> None:
-    """An error that a page may not read is "Failed to fetch" to its user.  Others read none."""
+    """An error that a page may not read is "Failed to fetch" to its user.  Others can read none."""
     answer = request(strict.url, method, path, body, FROM_PAGE | head)
     assert answer.status == status
     assert answer.headers["access-control-allow-origin"] == PAGE_ORIGIN
@@ -75,15 +75,15 @@ def test_an_allowed_page_reads_every_answer(
 
 
 def test_a_page_that_is_not_allowed_gets_no_preflight(strict: DaemonProcess, daemon: DaemonProcess) -> None:
-    """Its browser then does not send the call at all; by default there is no other page."""
+    """Its browser then sends no call at all; by default no other page is allowed."""
     for url, origin in ((strict.url, OTHER_ORIGIN), (daemon.url, PAGE_ORIGIN)):
         answer = request(url, "OPTIONS", CHAT, headers=PREFLIGHT | {"Origin": origin})
         assert (answer.status, answer.headers["allow"]) == (405, "POST")
         assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
-async def test_a_page_learns_when_to_try_again() -> None:
-    """A daemon that is full or draining says so to pages as to others; a preflight costs no place."""
+async def test_a_page_learns_when_to_retry() -> None:
+    """A full or draining daemon says so to pages as well; a preflight takes no place."""
     config = ServerConfig(allowed_origins=(PAGE_ORIGIN,), max_concurrent_requests=1)
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}{CHAT}"
@@ -103,8 +103,8 @@ async def test_a_page_learns_when_to_try_again() -> None:
         assert "retry-after" in answer.headers["access-control-expose-headers"]
 
 
-def test_the_operators_lists_are_what_a_browser_is_told() -> None:
-    """As with vLLM's options; JSON and a key in a header always need asking for."""
+def test_the_operator_s_lists_are_sent_to_browsers() -> None:
+    """As with vLLM's options; JSON and a key header always need a preflight."""
     config = ServerConfig(allowed_origins=(PAGE_ORIGIN,), allowed_methods=("POST",), allowed_headers=("X-Mine",))
     head = preflight_head("OPTIONS", PREFLIGHT, config)
     assert head is not None
@@ -117,8 +117,8 @@ def test_the_operators_lists_are_what_a_browser_is_told() -> None:
 
 
 @given(st.text())
-def test_what_a_browser_asks_for_goes_back_only_if_it_can(asked: str) -> None:
-    """The header is anybody's to write; one that cannot be sent would end in a 500."""
+def test_a_requested_header_is_echoed_only_if_it_can_be_sent(asked: str) -> None:
+    """Clients control the header; one that cannot be sent would end in a 500."""
     head = preflight_head("OPTIONS", PREFLIGHT | {"Access-Control-Request-Headers": asked}, ALL)
     assert head is not None
     assert all(value.isascii() and value.isprintable() for value in head.values())
@@ -126,7 +126,7 @@ def test_what_a_browser_asks_for_goes_back_only_if_it_can(asked: str) -> None:
 
 @given(st.text() | st.just(PAGE_ORIGIN), st.booleans())
 def test_only_the_exact_origin_is_allowed(origin: str, asks: bool) -> None:
-    """A longer name, another scheme or another port is another page."""
+    """A longer name, another scheme or another port is a different origin."""
     headers = (PREFLIGHT if asks else FROM_PAGE) | {"Origin": origin}
     assert ("Access-Control-Allow-Origin" in answer_head(headers, ONE)) == (origin == PAGE_ORIGIN)
     assert (preflight_head("OPTIONS", headers, ONE) is not None) == (asks and origin == PAGE_ORIGIN)
@@ -135,7 +135,7 @@ def test_only_the_exact_origin_is_allowed(origin: str, asks: bool) -> None:
 
 
 def test_a_form_needs_a_key_or_an_allowed_page() -> None:
-    """A browser sends it without asking."""
+    """Browsers send forms without a preflight."""
     check_sender_of_form(FROM_PAGE, ONE)
     check_sender_of_form({}, NONE)
     for config in (NONE, ONE):
@@ -159,7 +159,7 @@ def test_a_form_needs_a_key_or_an_allowed_page() -> None:
         ("", None),
     ],
 )
-def test_what_no_browser_would_send_is_refused_with_what_it_would(given: str, meant: str | None) -> None:
+def test_an_impossible_origin_is_refused_with_a_suggestion(given: str, meant: str | None) -> None:
     """It would silently allow nobody."""
     with pytest.raises(ConfigError) as refused:
         parse_config("", "melld.toml", {"model.path": "m", "server.allowed_origins": [PAGE_ORIGIN, given]})
@@ -171,7 +171,7 @@ def test_what_no_browser_would_send_is_refused_with_what_it_would(given: str, me
     "origin", ["http://localhost:3000", "http://[::1]:8080", "app://obsidian.md", "tauri://localhost"]
 )
 def test_pages_apps_and_extensions_have_origins(origin: str) -> None:
-    """All that can call from a browser's engine can be named."""
+    """Anything that calls from a browser engine can be listed."""
     config = parse_config("", "melld.toml", {"model.path": "m", "server.allowed_origins": origin})
     assert config.server.allowed_origins == (origin,)
 
@@ -188,7 +188,7 @@ async def test_a_page_in_a_browser_streams_and_reads_errors(strict: DaemonProces
 
 
 async def _calls(tab: Tab, origin: str, url: str) -> list[tuple[int, str, str]]:
-    """What a page there can read of a stream, of an answer to a wrong key and to a wrong path."""
+    """Return what a page there can read of a stream and of answers to a wrong key and a wrong path."""
     await tab.open(origin)
     await tab.wait_until("location.protocol === 'http:'")
     body = json.dumps(chat(stream=True))
@@ -203,7 +203,7 @@ async def _calls(tab: Tab, origin: str, url: str) -> list[tuple[int, str, str]]:
 
 @contextlib.asynccontextmanager
 async def _a_site() -> AsyncIterator[int]:
-    """An empty page under every name; its port."""
+    """Serve an empty page under every name; return its port."""
 
     async def page(_request: web.BaseRequest) -> web.Response:
         return web.Response(text="<!doctype html><title>a page</title>", content_type="text/html")

@@ -1,4 +1,4 @@
-"""The page at `/`: it shows what the daemon does to those who may see it; nothing that a client sends runs in it."""
+"""The page at `/` shows the daemon's state only to those allowed to see it; nothing that a client sends runs in it."""
 
 import asyncio
 import html.parser
@@ -32,15 +32,15 @@ class Elements(html.parser.HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_the_page_needs_no_key_and_tells_nothing(strict: DaemonProcess) -> None:
-    """Whoever opens the address sees where to put a key, and not one fact about the daemon."""
+def test_the_page_needs_no_key_and_reveals_nothing(strict: DaemonProcess) -> None:
+    """Whoever opens the address sees where to enter a key, and not one fact about the daemon."""
     page = request(strict.url, "GET", "/", headers=NO_KEY)
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.body == overview_html(), "the same bytes for everybody"
 
 
-def test_what_the_page_shows_needs_the_key(strict: DaemonProcess) -> None:
-    """Request ids and loads of others are for those who may use the daemon."""
+def test_the_page_s_data_needs_the_key(strict: DaemonProcess) -> None:
+    """Other users' request ids and loads are for those who may use the daemon."""
     assert request(strict.url, "GET", "/status", headers=NO_KEY).status == 401
     answer = request(strict.url, "GET", "/status")
     assert (answer.status, answer.headers["cache-control"]) == (200, "no-store")
@@ -48,8 +48,8 @@ def test_what_the_page_shows_needs_the_key(strict: DaemonProcess) -> None:
     assert (status.model, status.state) == ("demo", "ready")
 
 
-def test_the_page_is_one_file_that_asks_nobody_else() -> None:
-    """It works on a machine without a network, and tells no third party that it was opened."""
+def test_the_page_is_self_contained() -> None:
+    """It works without a network, and tells no third party that it was opened."""
     text = overview_html().decode()
     elements = Elements()
     elements.feed(text)
@@ -59,8 +59,8 @@ def test_the_page_is_one_file_that_asks_nobody_else() -> None:
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)\S+", text) == []
 
 
-def test_the_page_has_no_handlers_in_its_markup_and_makes_no_markup() -> None:
-    """Text from clients can only ever become text."""
+def test_the_page_has_no_inline_handlers_and_builds_no_markup() -> None:
+    """Client text can only ever become text."""
     text = overview_html().decode()
     elements = Elements()
     elements.feed(text)
@@ -70,15 +70,15 @@ def test_the_page_has_no_handlers_in_its_markup_and_makes_no_markup() -> None:
         assert way not in text
 
 
-def test_the_policy_names_the_script_by_its_digest() -> None:
-    """A script that got into the page some other way would not run."""
+def test_the_content_security_policy_pins_the_script_by_digest() -> None:
+    """An injected script would not run."""
     policy = overview_headers()["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
 
 
-async def test_a_running_request_is_seen_in_its_workers_bar(daemon: DaemonProcess, tab: Tab) -> None:
-    """The picture is the state of now, in a real browser, under the page's own policy."""
+async def test_a_running_request_appears_in_its_worker_s_bar(daemon: DaemonProcess, tab: Tab) -> None:
+    """The picture shows the current state, in a real browser, under the page's own policy."""
     async with openai.AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="none") as client:
         asking = asyncio.ensure_future(_ask_again_and_again(client))
         await tab.open(daemon.url)
@@ -91,7 +91,7 @@ async def test_a_running_request_is_seen_in_its_workers_bar(daemon: DaemonProces
 
 
 async def _ask_again_and_again(client: openai.AsyncOpenAI) -> None:
-    """However fast the machine is, there is a request to be seen."""
+    """Keep sending requests, so that there is always one to see."""
     while True:
         await client.completions.create(
             model="demo",
@@ -119,8 +119,8 @@ async def test_the_page_asks_for_the_key_and_forgets_it(strict: DaemonProcess, t
     tab.complaints = [said for said in tab.complaints if "401" not in said]
 
 
-async def test_text_from_clients_stays_text(tab: Tab) -> None:
-    """An id, a reason or a model's name that looks like markup is shown as it is, and never run."""
+async def test_client_text_stays_text(tab: Tab) -> None:
+    """An id, reason or model name that looks like markup is shown verbatim and never run."""
     workers = tuple(msgspec.structs.replace(worker, reason=HOSTILE, device_name=HOSTILE) for worker in STATUS.workers)
     requests = tuple(
         msgspec.structs.replace(one, request=f"{index}{HOSTILE}", moving_to="w1")
@@ -144,8 +144,8 @@ async def test_text_from_clients_stays_text(tab: Tab) -> None:
         assert await tab.evaluate("at('model').textContent") == HOSTILE
 
 
-async def test_requests_are_coloured_by_the_schedulers_classes(tab: Tab) -> None:
-    """What looks large on the page is what the scheduler takes for large."""
+async def test_requests_are_coloured_by_the_scheduler_s_classes(tab: Tab) -> None:
+    """What looks large on the page is large to the scheduler."""
     capacity_bytes = 1_000_003
     sizes = [capacity_bytes // part + more for part in (8, 4, 3, 2, 1) for more in (-1, 0, 1)]
     limits = Limits.of(capacity_bytes)
@@ -157,7 +157,7 @@ async def test_requests_are_coloured_by_the_schedulers_classes(tab: Tab) -> None
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_the_page_follows_the_readers_colours(tab: Tab, dark: bool) -> None:
+async def test_the_page_follows_the_browser_s_colour_scheme(tab: Tab, dark: bool) -> None:
     """Light by day, dark by night, by the browser's own setting."""
     async with served(tab, STATUS) as url:
         await tab.open(url)

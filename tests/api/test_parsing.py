@@ -1,4 +1,4 @@
-"""A body becomes what its model makes of it, but item by item, and no further than the first wrong one."""
+"""A body is parsed as its model would, but item by item and only up to the first mistake."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ ITEMS = TEXTS | st.fixed_dictionaries({"parts": st.lists(TEXTS, max_size=3)}) | 
 
 
 def attempt(parse: Callable[[Any], BaseModel], body: dict[str, Any]) -> Any:
-    """What is made of it, or where it is wrong first (the names of types apart)."""
+    """Return the parsed result, or where it first goes wrong (ignoring type names)."""
     try:
         made = parse(body)
     except ValidationError as error:
@@ -55,14 +55,14 @@ def attempt(parse: Callable[[Any], BaseModel], body: dict[str, Any]) -> Any:
 
 
 @given(st.lists(ITEMS, max_size=5) | st.text(max_size=3) | st.none())
-def test_a_body_is_taken_where_the_model_takes_it_and_is_the_same(messages: Any) -> None:
+def test_the_parsed_body_equals_the_model_s(messages: Any) -> None:
     """Nothing that worked is refused, and numbers in strings are still numbers."""
     body = {"messages": messages}
     wanted, made = attempt(Chat.model_validate, body), attempt(PARSE, body)
     assert made == wanted
 
 
-def test_after_the_first_wrong_item_none_is_looked_at() -> None:
+def test_nothing_is_read_after_the_first_bad_item() -> None:
     """A client is told of its first mistake; a thousand of them cost no more."""
     with pytest.raises(ValidationError) as refused:
         PARSE({"messages": [{"text": "a"}, {}, *({} for _ in range(9))]})
@@ -88,8 +88,8 @@ def test_after_the_first_wrong_item_none_is_looked_at() -> None:
         ({"messages": [{"actions": [{}] * MAX_ACTIONS}]}, "messages"),
     ],
 )
-def test_what_cannot_be_taken_in_bites_is_bounded(body: dict[str, Any], param: str) -> None:
-    """Nothing is handed to C code that would be busy with it for long."""
+def test_what_cannot_be_parsed_in_steps_is_bounded(body: dict[str, Any], param: str) -> None:
+    """No C code is given input that would keep it busy for long."""
     with pytest.raises(Refusal) as refused:
         PARSE(body)
     assert refused.value.answer.param == param

@@ -1,4 +1,4 @@
-"""Events that are written at once are those that vLLM would make, in every API, whatever comes between them."""
+"""Events stamped from a mould equal those that vLLM would make, in every API, whatever comes between them."""
 
 import json
 import re
@@ -65,7 +65,7 @@ NEEDS_PARSER = {"chat with a tool", "message with a tool"}
 
 
 def both_ways(app: App, path: str, body: dict[str, Any]) -> tuple[str, str, int]:
-    """A stream that vLLM makes whole, the same otherwise, and how many of its events were written at once."""
+    """Return a stream made by vLLM, the same one stamped, and the number of stamped events."""
     app.tell("whole")
     whole = BY_CHANCE.sub("", app.stream(path, body))
     app.tell("plain")
@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "model"), CASES)
-def test_a_stream_is_the_one_that_vllm_makes(app: App, kind: str, model: str) -> None:
+def test_a_stamped_stream_equals_vllm_s(app: App, kind: str, model: str) -> None:
     """A client cannot tell which events were made for it and which were cut from the one before."""
     path, body = ALIKE[kind]
     at_once = 0
@@ -94,19 +94,19 @@ def test_a_stream_is_the_one_that_vllm_makes(app: App, kind: str, model: str) ->
 
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_events_that_differ_in_more_than_text_are_made_by_vllm(app: App, kind: str) -> None:
-    """What counts tokens or names them is right in each event."""
+    """Token counts and token names are right in each event."""
     path, body = UNLIKE[kind]
     whole, plain, written = both_ways(app, path, body | {"model": "plain", "seed": 1})
     assert (by_choice(whole), 0) == (by_choice(plain), written)
 
 
 def by_choice(stream: str) -> list[str]:
-    """The events, those of one choice after those of another: which of two comes first, nobody promises."""
+    """Return the events grouped by choice: the order between choices is not guaranteed."""
     return sorted(stream.split("\n\n"), key=lambda event: re.findall(r'"index":(\d+)', event)[:1])
 
 
-def test_a_client_that_stops_reading_for_a_while_misses_nothing(app: App) -> None:
-    """Its stream waits in the daemon, bounded, and goes on where it was."""
+def test_a_client_that_pauses_reading_misses_nothing(app: App) -> None:
+    """Its stream waits in the daemon, bounded, and resumes where it was."""
     body = {"model": "plain", "messages": ASKED, "max_tokens": 6000, "seed": 3, "stream_options": USAGE}
     app.tell("whole")
     whole = said_in(app.stream(CHAT, body))
@@ -124,14 +124,14 @@ def test_a_client_that_stops_reading_for_a_while_misses_nothing(app: App) -> Non
 
 
 def said_in(stream: str) -> str:
-    """The text of a chat's stream."""
+    """Return the text of a chat's stream."""
     events = [json.loads(line) for line in re.findall(r"^data: (\{.*\})\r?$", stream, re.MULTILINE)]
     return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
 
 
 @pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": ASKED}), (RESPONSES, {"input": "Hello"})])
-def test_a_stream_that_fails_in_its_middle_ends_in_an_error(app: App, path: str, asked: dict[str, Any]) -> None:
-    """The error is the last event, numbered after those that were written at once."""
+def test_a_stream_that_fails_midway_ends_in_an_error(app: App, path: str, asked: dict[str, Any]) -> None:
+    """The error is the last event, numbered after the stamped ones."""
     app.tell("plain")
     body = asked | {"model": "plain", "max_tokens": 5000, "max_output_tokens": 5000, "seed": 1, "stream": True}
     with connect(app.url) as connection:
@@ -148,8 +148,8 @@ def test_a_stream_that_fails_in_its_middle_ends_in_an_error(app: App, path: str,
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-def test_an_event_whose_text_stands_in_it_twice_has_no_mould() -> None:
-    """A text that is also a field's name would be replaced in the wrong place."""
+def test_an_event_that_contains_its_text_twice_has_no_mould() -> None:
+    """Text that equals a field name would be replaced in the wrong place."""
     assert mould_of('{"content":"content"}', "content", None) is None
     assert mould_of('{"content":"a"}', "b", None) is None
     mould = mould_of('{"delta":"a","sequence_number":7,"type":"t"}', "a", 7)

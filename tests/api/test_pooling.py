@@ -1,4 +1,4 @@
-"""Models that embed and models that score: what clients of their routes rely on."""
+"""Embedding and scoring models: what clients of their routes rely on."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ PAIR = {"model": "embedder", "queries": "x", "documents": "y"}
 
 @pytest.fixture(scope="module")
 def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """The demo model twice: its last hidden state is the answer, or a score made of it."""
+    """The demo model twice: its last hidden state is the answer, or a score computed from it."""
     directory = tmp_path_factory.mktemp("pooling")
     make_reranker(directory / "reranker")
     config = directory / "melld.toml"
@@ -57,8 +57,8 @@ def ask(daemon: DaemonProcess, path: str, **fields: Any) -> Any:
     return answered.json()
 
 
-def test_texts_can_wait_behind_chats(daemon: DaemonProcess) -> None:
-    """Whoever computes vectors by the million says so, and changes none of them."""
+def test_texts_can_yield_to_chats(daemon: DaemonProcess) -> None:
+    """Bulk embedding can ask for low priority without changing the vectors."""
     usual = ask(daemon, "/v1/embeddings", model="embedder", input=QUERY)["data"]
     for fields in ({"service_tier": "flex"}, {"service_tier": None}, {"priority": 100}):
         assert ask(daemon, "/v1/embeddings", model="embedder", input=QUERY, **fields)["data"] == usual
@@ -76,8 +76,8 @@ def scores(daemon: DaemonProcess, model: str, path: str = "/score") -> list[floa
     return [one["score"] for one in answer["data"]]
 
 
-def test_equal_texts_have_equal_embeddings_and_others_have_not(client: openai.OpenAI) -> None:
-    """The vectors mean something: of unit length, in the order of the texts, and told apart."""
+def test_equal_texts_have_equal_embeddings_and_others_differ(client: openai.OpenAI) -> None:
+    """The vectors are meaningful: unit length, in the order of the texts, and distinct."""
     answer = client.embeddings.create(model="embedder", input=["a block table", "another text", "a block table"])
     first, other, again = (entry.embedding for entry in answer.data)
     assert math.isclose(math.hypot(*first), 1.0, rel_tol=1e-3)
@@ -86,8 +86,8 @@ def test_equal_texts_have_equal_embeddings_and_others_have_not(client: openai.Op
     assert answer.usage.prompt_tokens > 0
 
 
-def test_a_thousand_texts_are_one_call(daemon: DaemonProcess) -> None:
-    """Whoever fills a vector store sends as many at once as OpenAI takes; each gets its own vector."""
+def test_a_thousand_texts_fit_in_one_call(daemon: DaemonProcess) -> None:
+    """Vector stores send as many at once as OpenAI accepts; each text gets its own vector."""
     texts = [f"text {number}" for number in range(MANY)]
     tokens = [ask(daemon, "/tokenize", model="embedder", prompt=texts[0])["tokens"]] * 300
     vectors = embeddings(daemon, texts)
@@ -98,8 +98,8 @@ def test_a_thousand_texts_are_one_call(daemon: DaemonProcess) -> None:
     assert len(ask(daemon, "/rerank", model="reranker", query="x", documents=texts)["results"]) == MANY
 
 
-def test_the_texts_of_a_client_that_leaves_are_let_go(daemon: DaemonProcess) -> None:
-    """Those at work are ended, and the others never begin."""
+def test_a_departed_client_s_texts_are_dropped(daemon: DaemonProcess) -> None:
+    """Running ones are aborted, and the others never start."""
     with connect(daemon.url) as connection:
         connection.sendall(post({"model": "embedder", "input": ["a text " * 300] * MANY}, "/v1/embeddings"))
         until(lambda: bool(daemon.status()["requests"]))
@@ -108,8 +108,8 @@ def test_the_texts_of_a_client_that_leaves_are_let_go(daemon: DaemonProcess) -> 
 
 
 @pytest.mark.parametrize("encoding", ["base64", "bytes"])
-def test_embeddings_come_as_bytes_too(daemon: DaemonProcess, encoding: str) -> None:
-    """Many vectors are read sooner so; raw bytes come with a header that says where each begins."""
+def test_embeddings_can_be_returned_as_bytes(daemon: DaemonProcess, encoding: str) -> None:
+    """Many vectors are parsed faster; a header of the raw bytes says where each begins."""
     asked = {"model": "embedder", "input": DOCUMENTS, "encoding_format": encoding}
     answered = request(daemon.url, "POST", "/v1/embeddings", asked)
     assert answered.status == 200, answered.body
@@ -123,8 +123,8 @@ def test_embeddings_come_as_bytes_too(daemon: DaemonProcess, encoding: str) -> N
         assert np.allclose(np.frombuffer(raw, np.float32), floats, atol=1e-6)
 
 
-def test_cohere_s_clients_get_the_same_vectors(daemon: DaemonProcess) -> None:
-    """In their own form, several encodings at once."""
+def test_cohere_clients_get_the_same_vectors(daemon: DaemonProcess) -> None:
+    """In their own format, several encodings at once."""
     asked = {"model": "embedder", "input_type": None, "texts": DOCUMENTS, "embedding_types": ["float", "base64"]}
     answer = ask(daemon, "/v2/embed", **asked)
     assert answer["embeddings"]["float"] == embeddings(daemon, DOCUMENTS)
@@ -134,7 +134,7 @@ def test_cohere_s_clients_get_the_same_vectors(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
-def test_a_model_that_embeds_scores_by_its_embeddings(daemon: DaemonProcess, path: str) -> None:
+def test_an_embedding_model_scores_by_cosine(daemon: DaemonProcess, path: str) -> None:
     """A score is the cosine of two embeddings: the same text scores one."""
     query, *documents = embeddings(daemon, [QUERY, *DOCUMENTS])
     expected = [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
@@ -142,7 +142,7 @@ def test_a_model_that_embeds_scores_by_its_embeddings(daemon: DaemonProcess, pat
     assert math.isclose(expected[0], 1.0, rel_tol=1e-3)
 
 
-def test_only_the_beginning_of_long_documents_is_compared(daemon: DaemonProcess) -> None:
+def test_long_documents_are_truncated_before_comparison(daemon: DaemonProcess) -> None:
     """What is cut off makes no difference."""
     cut = {"model": "embedder", "queries": QUERY, "max_tokens_per_doc": 4}
     texts = [QUERY, f"{QUERY} and much more of it"]
@@ -153,8 +153,8 @@ def test_only_the_beginning_of_long_documents_is_compared(daemon: DaemonProcess)
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 @pytest.mark.parametrize("model", ["embedder", "reranker", "rerank-v3.5"])
-def test_documents_are_sorted_by_their_scores(daemon: DaemonProcess, model: str, path: str) -> None:
-    """Each result names its document by place and text; `top_n` cuts the list."""
+def test_documents_are_sorted_by_score(daemon: DaemonProcess, model: str, path: str) -> None:
+    """Each result names its document by index and text; `top_n` cuts the list."""
     answer = ask(daemon, path, model=model, query=QUERY, documents=DOCUMENTS, top_n=2)
     by_score = sorted(enumerate(scores(daemon, model)), key=lambda pair: -pair[1])[:2]
     assert [one["index"] for one in answer["results"]] == [index for index, _ in by_score]
@@ -164,8 +164,8 @@ def test_documents_are_sorted_by_their_scores(daemon: DaemonProcess, model: str,
 
 
 @pytest.mark.parametrize("model", ["embedder", "reranker"])
-def test_documents_are_objects_with_texts_too_and_come_back_only_if_wanted(daemon: DaemonProcess, model: str) -> None:
-    """Cohere's and Jina's clients send them so; without the documents an answer is a tenth as long."""
+def test_documents_may_be_objects_and_are_returned_on_request(daemon: DaemonProcess, model: str) -> None:
+    """Cohere's and Jina's clients send objects; without the documents an answer is a tenth as long."""
     asked = {"model": model, "query": QUERY, "top_n": None}
     plain = ask(daemon, "/rerank", **asked, documents=DOCUMENTS)["results"]
     objects = [{"text": text, "title": "another field"} for text in DOCUMENTS]
@@ -174,14 +174,14 @@ def test_documents_are_objects_with_texts_too_and_come_back_only_if_wanted(daemo
     assert bare == [{name: value for name, value in one.items() if name != "document"} for one in plain]
 
 
-def test_null_is_the_default_where_nothing_else_can_be_meant(daemon: DaemonProcess) -> None:
-    """Clients of some languages send every field, and null in those that nobody has set."""
+def test_null_means_the_default_where_it_is_unambiguous(daemon: DaemonProcess) -> None:
+    """Clients of some languages send every field, with null where nothing is set."""
     nulls = dict.fromkeys(("encoding_format", "embed_dtype", "add_special_tokens", "dimensions", "user"))
     asked = {"model": "embedder", "input": QUERY}
     assert ask(daemon, "/v1/embeddings", **asked, **nulls)["data"] == ask(daemon, "/v1/embeddings", **asked)["data"]
 
 
-def test_a_model_that_scores_classifies_and_pools_alike(daemon: DaemonProcess) -> None:
+def test_a_scoring_model_classifies_and_pools_consistently(daemon: DaemonProcess) -> None:
     """The score of a pair is the class of both texts together; without activation it is the logit."""
     pair = QUERY + DOCUMENTS[1]
     assert scores(daemon, "reranker")[1] == pytest.approx(
@@ -193,8 +193,8 @@ def test_a_model_that_scores_classifies_and_pools_alike(daemon: DaemonProcess) -
     assert math.isclose(one["probs"][0], 1 / (1 + math.exp(-logit)), rel_tol=1e-4)
 
 
-def test_pooling_gives_the_embedding(daemon: DaemonProcess) -> None:
-    """What has no route of its own is asked for here."""
+def test_pooling_returns_the_embedding(daemon: DaemonProcess) -> None:
+    """What has no route of its own is requested here."""
     (answer,) = ask(daemon, "/pooling", model="embedder", input="a block table")["data"]
     assert np.allclose(answer["data"], embeddings(daemon, ["a block table"])[0], atol=1e-6)
 
@@ -237,7 +237,7 @@ def test_pooling_gives_the_embedding(daemon: DaemonProcess) -> None:
 def test_what_cannot_be_scored_is_refused(
     daemon: DaemonProcess, path: str, fields: dict[str, Any], param: str | None
 ) -> None:
-    """A client learns which field to mend; the daemon serves on."""
+    """A client learns which field to fix; the daemon serves on."""
     answered = request(daemon.url, "POST", path, fields)
     error = answered.json()["error"]
     assert answered.status == 400, answered.body
@@ -246,13 +246,13 @@ def test_what_cannot_be_scored_is_refused(
 
 
 def test_an_unknown_model_is_refused(daemon: DaemonProcess) -> None:
-    """Also where vLLM would answer with the model that it has."""
+    """Even where vLLM would answer with the model that it has."""
     answered = request(daemon.url, "POST", "/rerank", {"model": "other", "query": "x", "documents": ["x"]})
     assert (answered.status, answered.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_nothing_is_printed_but_what_concerns_the_user(daemon: DaemonProcess) -> None:
-    """The line to paste is one that the first model answers, and no library warns into the log."""
+def test_only_user_relevant_lines_are_printed(daemon: DaemonProcess) -> None:
+    """The suggested command works with the first model, and no library warns into the log."""
     assert len(embeddings(daemon, ["x"])) == 1
     daemon.stop()
     printed = "\n".join(daemon.lines)

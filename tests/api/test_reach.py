@@ -1,4 +1,4 @@
-"""What other machines can reach asks for a key: judged by what listens, not by what was meant to."""
+"""Reachable from other machines means a key is needed: judged by the sockets that listen, not by the configuration."""
 
 import contextlib
 import socket
@@ -44,8 +44,8 @@ LOCAL = [
 
 
 @pytest.mark.parametrize(("family", "address"), REMOTE)
-def test_a_socket_that_is_open_to_the_network_needs_a_key(family: int, address: object) -> None:
-    """It may come from a socket unit, or from before a reload: nobody serves the whole network by accident."""
+def test_a_socket_open_to_the_network_needs_a_key(family: int, address: object) -> None:
+    """It may come from a socket unit or predate a reload: nobody serves the whole network by accident."""
     with bound(family, address) as listener, bound(socket.AF_INET, ("127.0.0.1", 0)) as other:
         assert not is_local(listener)
         with pytest.raises(ConfigError, match="reachable from other machines") as refused:
@@ -56,7 +56,7 @@ def test_a_socket_that_is_open_to_the_network_needs_a_key(family: int, address: 
 
 
 @pytest.mark.parametrize(("family", "address"), LOCAL)
-def test_what_this_machine_alone_can_reach_needs_none(family: int, address: object) -> None:
+def test_a_socket_on_this_machine_alone_needs_no_key(family: int, address: object) -> None:
     """The first start asks for nothing, however loopback is written."""
     with bound(family, address) as listener:
         refuse_open_sockets([listener], Keys(), allowed=False)
@@ -71,13 +71,13 @@ def test_what_this_machine_alone_can_reach_needs_none(family: int, address: obje
     ],
 )
 def test_an_address_is_shown_as_people_write_it(family: int, address: object, shown: str) -> None:
-    """`melld status` and every refusal name it so that it can be pasted."""
+    """`melld status` and every refusal print it ready to paste."""
     with bound(family, address) as listener:
         assert address_of(listener) == shown.format(port=listener.getsockname()[1])
 
 
 def test_a_socket_file_is_shown_by_its_path(tmp_path: Path) -> None:
-    """And a kind of socket that nobody knows is taken to be open to all."""
+    """Unknown kinds of socket count as open to all."""
     with bound(socket.AF_UNIX, str(tmp_path / "s")) as listener:
         assert address_of(listener) == str(tmp_path / "s")
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as strange:
@@ -87,7 +87,7 @@ def test_a_socket_file_is_shown_by_its_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", [ANYWHERE, "::", "", "192.168.1.5", "example.org"])
 def test_an_open_host_is_refused_before_anything_listens(host: str) -> None:
-    """`melld check-config` says it too."""
+    """`melld check-config` reports it too."""
     with pytest.raises(ConfigError, match=r"^\[server.host\].*API key"):
         refuse_open_listen(ServerConfig(host=host), Keys())
     refuse_open_listen(ServerConfig(host=host), Keys({b"digest": Client()}))
@@ -123,23 +123,23 @@ OTHERS = [
 
 @pytest.mark.parametrize("host", OURS)
 def test_localhost_and_addresses_are_this_machine(host: str | None) -> None:
-    """Everybody who means this machine is let in, also a client of HTTP/1.0 that names nothing."""
+    """Everybody who means this machine is let in, including an HTTP/1.0 client that sends no host."""
     assert names_this_machine(host)
 
 
 @pytest.mark.parametrize("host", OTHERS)
-def test_other_names_are_not(host: str) -> None:
+def test_other_host_names_are_not_this_machine(host: str) -> None:
     """However much a name looks like an address."""
     assert not names_this_machine(host)
 
 
 @given(st.text())
-def test_any_text_gets_an_answer(host: str) -> None:
-    """The header is anybody's to write."""
+def test_any_host_header_gets_an_answer(host: str) -> None:
+    """Clients control the header."""
     assert names_this_machine(host) in (True, False)
 
 
 @given(st.ip_addresses(v=4), st.integers(0, 65535))
-def test_every_address_is_taken(address: object, port: int) -> None:
-    """A page cannot have an address for its name without being served from there."""
+def test_every_address_is_accepted_as_a_host(address: object, port: int) -> None:
+    """A page cannot have an address as its host without being served from there."""
     assert names_this_machine(f"{address}:{port}")

@@ -1,4 +1,4 @@
-"""Which route a path leads to, and what who has a wrong one is told."""
+"""Which route a path leads to, and what the error for a wrong path says."""
 
 import pytest
 
@@ -16,14 +16,14 @@ from melld.api.routes import route_of
         ("/v1/tokenize/", "/tokenize"),
     ],
 )
-def test_a_client_with_a_wrong_base_url_is_told_the_path(path: str, meant: str) -> None:
-    """OpenAI's clients want `/v1` in their base URL and Anthropic's do not, which is the first mistake of many."""
+def test_a_wrong_base_url_is_answered_with_the_right_path(path: str, meant: str) -> None:
+    """OpenAI's clients want `/v1` in their base URL and Anthropic's do not, a common first mistake."""
     with pytest.raises(Refusal, match=f"did you mean {meant}"):
         route_of(path)
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/api/tags", "/v1", "/v1/"])
-def test_who_asks_for_what_is_not_there_is_told_what_is(path: str) -> None:
+def test_an_unknown_path_is_answered_with_the_known_ones(path: str) -> None:
     """No guess is better than a wrong one."""
     with pytest.raises(Refusal, match=r"no such path; /openapi\.json lists the paths"):
         route_of(path)

@@ -1,4 +1,4 @@
-"""Every answer names the tier that served it, where its API has a word for it: whole or streamed."""
+"""Every answer names the tier that served it, where its API has a field for it: whole or streamed."""
 
 import json
 import re
@@ -39,9 +39,7 @@ def events(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> Iterator[A
 
 
 @pytest.mark.parametrize(("asked", "tier"), SERVED)
-def test_openai_s_apis_name_it_in_the_answer_and_in_every_chunk(
-    strict: DaemonProcess, asked: dict[str, Any], tier: str
-) -> None:
+def test_openai_answers_and_chunks_name_the_tier(strict: DaemonProcess, asked: dict[str, Any], tier: str) -> None:
     """A client reads what it got, not what it asked for."""
     for path, body in ((CHAT, chat(**asked)), (COMPLETIONS, completion(**asked))):
         assert answered(strict, path, body)["service_tier"] == tier
@@ -54,10 +52,8 @@ def test_openai_s_apis_name_it_in_the_answer_and_in_every_chunk(
 
 
 @pytest.mark.parametrize(("asked", "tier"), [*SERVED, ({"service_tier": "standard_only"}, "default")])
-def test_a_message_s_usage_names_it_in_anthropic_s_words(
-    strict: DaemonProcess, asked: dict[str, Any], tier: str
-) -> None:
-    """Its clients know `standard`, `priority` and `batch`, and find it where a stream begins."""
+def test_anthropic_usage_names_the_tier(strict: DaemonProcess, asked: dict[str, Any], tier: str) -> None:
+    """Its clients know `standard`, `priority` and `batch`, and expect it where a stream begins."""
     word = {"default": "standard", "flex": "batch"}[tier]
     whole = answered(strict, "/v1/messages", chat(**asked))
     assert whole["usage"]["service_tier"] == word
@@ -66,7 +62,7 @@ def test_a_message_s_usage_names_it_in_anthropic_s_words(
     assert (first["type"], first["message"]["usage"]["service_tier"]) == ("message_start", word)
 
 
-def test_the_official_clients_ask_and_read_it(strict: DaemonProcess) -> None:
+def test_the_official_clients_set_and_read_the_tier(strict: DaemonProcess) -> None:
     """No extra field, no cast: theirs."""
     from anthropic import Anthropic  # 2 s in each process that reads this file
 
@@ -81,8 +77,8 @@ def test_the_official_clients_ask_and_read_it(strict: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-def test_an_operator_sees_how_urgent_requests_are(strict: DaemonProcess, path: str) -> None:
-    """In the status and in the metrics, whichever API they came by."""
+def test_status_and_metrics_show_request_urgency(strict: DaemonProcess, path: str) -> None:
+    """Whichever API the requests came by."""
     body = chat(priority=7, stream=True, max_tokens=20_000, ignore_eos=True)
     with connect(strict.url) as connection:
         connection.sendall(post(body, path))

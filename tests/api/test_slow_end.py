@@ -1,4 +1,4 @@
-"""The end of a stream is the end, however slowly its client takes it."""
+"""The end of a stream is final, however slowly its client reads it."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ SILENCE_S = 0.01
 
 
 class Spoken:
-    """A model whose answer is one word."""
+    """A model that answers with one word."""
 
     names = ("m",)
 
@@ -51,7 +51,7 @@ class Spoken:
 
 
 async def test_no_comment_follows_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be taken for the beginning of the next answer on the connection."""
+    """It would be taken for the start of the next answer on the connection."""
 
     async def takes_its_time(_: StreamWriter) -> None:
         await asyncio.sleep(20 * SILENCE_S)  # the client reads nothing meanwhile
@@ -73,8 +73,8 @@ async def test_no_comment_follows_the_end_of_a_stream(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("dialect", "sign"), [(Dialect.OPENAI, COMMENT), (Dialect.ANTHROPIC, PING)])
-async def test_a_silent_stream_is_kept_alive_in_its_apis_way(dialect: Dialect, sign: bytes) -> None:
-    """Anthropic's clients may count the time between events, to which a comment does not belong."""
+async def test_a_silent_stream_is_kept_alive_in_its_api_s_way(dialect: Dialect, sign: bytes) -> None:
+    """Anthropic's clients may time the gap between events, and comments are not events."""
     written: asyncio.Queue[bytes] = asyncio.Queue()
     request = SimpleNamespace(writer=SimpleNamespace(output_size=0))
     exchange = SimpleNamespace(comment=written.put_nowait, request=request, dialect=dialect)

@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses` that are asked for again: each key's own, so many and so large, and no more."""
+"""Stored answers of `/v1/responses`: separate for each key, limited in number and size."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def stored(size: int = 1, status: str = "completed", **fields: Any) -> Stored:
 
 
 def kept(store: StoredResponses, owner: bytes, names: str) -> str:
-    """Which of the names are there."""
+    """Return which of the names are stored."""
     there = ""
     for name in names:
         with contextlib.suppress(Refusal):
@@ -52,8 +52,8 @@ def kept(store: StoredResponses, owner: bytes, names: str) -> str:
         st.tuples(st.sampled_from([b"one", b"two"]), st.sampled_from("abcdef"), st.integers(1, 12), st.booleans())
     )
 )
-def test_the_latest_are_kept_of_each_key_while_there_is_room(puts: list[tuple[bytes, str, int, bool]]) -> None:
-    """However often and in whatever order: never more than may be, but for what is being made, and never another's."""
+def test_each_key_s_latest_answers_are_stored_within_the_limits(puts: list[tuple[bytes, str, int, bool]]) -> None:
+    """In any order, the limits hold except for answers in progress, and no key evicts another's."""
     store = StoredResponses(lambda: LIMITS, lambda: {b"one", b"two"})
     expected: dict[bytes, list[tuple[str, int, bool]]] = {b"one": [], b"two": []}
     for owner, name, size, is_done in puts:
@@ -69,8 +69,8 @@ def test_the_latest_are_kept_of_each_key_while_there_is_room(puts: list[tuple[by
             assert set(kept(store, each, "abcdef")) == {one[0] for one in wanted}
 
 
-def test_nothing_is_kept_of_a_key_that_is_gone() -> None:
-    """Who changes keys every day does not fill the memory with what nobody can ask for."""
+def test_a_removed_key_s_answers_are_dropped() -> None:
+    """Rotating keys daily does not fill the memory with what nobody can fetch."""
     clients = {b"1": Client("key0", owner=b"old"), b"2": Client("key1", owner=b"new")}
     store = StoredResponses(lambda: LIMITS, Keys(clients).owners)
     store.put(b"old", "a", stored())
@@ -81,7 +81,7 @@ def test_nothing_is_kept_of_a_key_that_is_gone() -> None:
     assert (kept(store, b"old", "a"), kept(store, b"new", "bc")) == ("", "bc")
 
 
-def test_what_is_done_cannot_be_cancelled_and_what_fails_says_why() -> None:
+def test_a_finished_answer_cannot_be_cancelled_and_a_failed_one_says_why() -> None:
     """A client learns how its answer ended, whoever ended it first."""
     store = StoredResponses(lambda: LIMITS, Keys().owners)
     store.put(b"", "a", stored(background=True))
@@ -102,8 +102,8 @@ def test_what_is_done_cannot_be_cancelled_and_what_fails_says_why() -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 6), min_size=1, max_size=4), steps=st.lists(st.booleans(), max_size=8))
-def test_whoever_follows_an_answer_gets_every_event_after_the_one_it_names(cuts: list[int], steps: list[bool]) -> None:
-    """Whether it comes before, amid or after them, and however the readers and the writer take turns."""
+def test_a_follower_gets_every_event_after_the_one_it_names(cuts: list[int], steps: list[bool]) -> None:
+    """Whether it joins before, during or after them, in any interleaving of readers and writer."""
 
     async def read(one: Stored, after: int) -> list[str]:
         return [event async for event in one.follow(after)]
@@ -125,8 +125,8 @@ def test_whoever_follows_an_answer_gets_every_event_after_the_one_it_names(cuts:
     asyncio.run(run())
 
 
-def test_whoever_follows_an_answer_learns_how_it_failed() -> None:
-    """After what it has said; and one that is cancelled just ends."""
+def test_a_follower_learns_how_an_answer_failed() -> None:
+    """After the events; a cancelled answer just ends."""
 
     async def read(one: Stored) -> list[str]:
         return [event async for event in one.follow()]
@@ -144,7 +144,7 @@ def test_the_copy_of_a_serving_class_is_freed_with_its_call() -> None:
     """It holds whole conversations, which must not wait for the garbage collector."""
 
     class Serving:
-        """Stands in for vLLM's."""
+        """Stand-in for vLLM's serving class."""
 
     asked = ResponsesRequest(input="x")
     keeping = Keeping(StoredResponses(lambda: LIMITS, Keys().owners), b"", asked, 1, contextlib.nullcontext, Turns())
@@ -163,7 +163,7 @@ def client(daemon: DaemonProcess) -> Iterator[openai.OpenAI]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_is_asked_for_again_and_gone_on_from(client: openai.OpenAI, streamed: bool) -> None:
+def test_an_answer_can_be_fetched_and_continued(client: openai.OpenAI, streamed: bool) -> None:
     """The next answer is that of the whole conversation, as if the client had sent it."""
     asked: dict[str, Any] = {"model": MODEL, "input": "How are you?", "max_output_tokens": 8, "temperature": 0}
     if streamed:
@@ -185,23 +185,23 @@ def test_an_answer_is_asked_for_again_and_gone_on_from(client: openai.OpenAI, st
         client.responses.retrieve(first.id)
 
 
-def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
-    """`store` is true unless a client says otherwise, as at OpenAI's."""
+def test_an_answer_with_store_false_is_not_stored(client: openai.OpenAI) -> None:
+    """`store` defaults to true, as with OpenAI."""
     answer = client.responses.create(model=MODEL, input="x", max_output_tokens=2, store=False)
     with pytest.raises(openai.NotFoundError) as gone:
         client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
     assert (gone.value.param, gone.value.code) == ("previous_response_id", "response_not_found")
 
 
-def test_an_answer_made_in_the_background_survives_its_worker(client: openai.OpenAI, daemon: DaemonProcess) -> None:
-    """Nobody holds a connection; the text is that of a call that waits."""
+def test_a_background_answer_survives_its_worker(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """No connection is held; the text equals that of a waiting call."""
     whole = client.responses.create(model=MODEL, **LONG)
     with slowed(daemon.faults, SLOW_S):
         answer = client.responses.create(model=MODEL, **LONG, background=True)
         assert (answer.status, answer.output) == ("queued", [])
 
         def homes() -> set[str]:
-            """Where its request has made a token."""
+            """Return where its request has made a token."""
             running = daemon.status()["requests"]
             return {one["worker"] for one in running if answer.id in one["request"] and one["output_tokens"]}
 
@@ -215,8 +215,8 @@ def test_an_answer_made_in_the_background_survives_its_worker(client: openai.Ope
     until(lambda: all(one["state"] == "ready" for one in daemon.status()["workers"]))
 
 
-def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
-    """Its request ends; who asks again is told."""
+def test_a_background_answer_can_be_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Its request ends, and fetching it says so."""
     with slowed(daemon.faults, SLOW_S):
         answer = client.responses.create(model=MODEL, **LONG, background=True)
         with pytest.raises(openai.ConflictError):
@@ -229,8 +229,8 @@ def test_an_answer_made_in_the_background_is_cancelled(client: openai.OpenAI, da
         client.responses.create(model=MODEL, input="x", previous_response_id=answer.id)
 
 
-def test_a_stream_in_the_background_goes_on_without_its_reader(client: openai.OpenAI, daemon: DaemonProcess) -> None:
-    """Its client loses the connection, the answer its worker; whoever comes back gets the rest, and later all of it."""
+def test_a_background_stream_goes_on_without_its_reader(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Client and worker are both lost; whoever reconnects gets the rest, and later all of it."""
     whole = list(client.responses.create(model=MODEL, **LONG, stream=True))
     with slowed(daemon.faults, SLOW_S):
         with client.responses.create(model=MODEL, **LONG, background=True, stream=True) as left:
@@ -254,8 +254,8 @@ def said(events: list[Any]) -> str:
     return "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
 
-def test_a_stream_in_the_background_ends_when_it_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
-    """Nobody is left waiting for what will not come."""
+def test_a_background_stream_ends_when_it_is_cancelled(client: openai.OpenAI, daemon: DaemonProcess) -> None:
+    """Nobody is left waiting for events that will not come."""
     with slowed(daemon.faults, SLOW_S):
         with client.responses.create(model=MODEL, **LONG, background=True, stream=True) as stream:
             response_id = next(iter(stream)).response.id  # type: ignore[union-attr]
@@ -265,8 +265,8 @@ def test_a_stream_in_the_background_ends_when_it_is_cancelled(client: openai.Ope
     assert client.responses.retrieve(response_id).status == "cancelled"
 
 
-def test_only_a_stream_in_the_background_is_streamed_again(client: openai.OpenAI) -> None:
-    """The events of others are not kept; and no event has such a number."""
+def test_only_a_background_stream_can_be_resumed(client: openai.OpenAI) -> None:
+    """Other streams' events are not kept, and no event has such a number."""
     answer = client.responses.create(model=MODEL, input="x", max_output_tokens=2)
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.retrieve(answer.id, stream=True)
@@ -290,7 +290,7 @@ def test_only_a_stream_in_the_background_is_streamed_again(client: openai.OpenAI
         ("POST", "/v1/responses", {"input": "x", "background": True, "store": False}, 400, None),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_combinations_are_refused(
     daemon: DaemonProcess, method: str, path: str, body: Any, status: int, code: str | None
 ) -> None:
     """By name, and before any work."""
@@ -298,8 +298,8 @@ def test_what_cannot_be_is_refused(
     assert (answer.status, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_an_answer_that_its_client_waited_for_cannot_be_cancelled(client: openai.OpenAI) -> None:
-    """It is there already."""
+def test_an_answer_that_its_client_awaited_cannot_be_cancelled(client: openai.OpenAI) -> None:
+    """It is already there."""
     answer = client.responses.create(model=MODEL, input="x", max_output_tokens=2)
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.cancel(answer.id)

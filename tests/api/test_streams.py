@@ -30,7 +30,7 @@ def metric(daemon: DaemonProcess, name: str) -> float:
 
 
 def completed(daemon: DaemonProcess) -> float:
-    """How many requests have had all the tokens that they asked for."""
+    """Return how many requests received every token that they asked for."""
     text = request(daemon.url, "GET", "/metrics").body.decode()
     found = re.findall(r'^vllm:request_success_total{[^}]*finished_reason="length"[^}]*} (\S+)$', text, re.MULTILINE)
     assert found
@@ -38,21 +38,21 @@ def completed(daemon: DaemonProcess) -> float:
 
 
 def until(condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
-    """Ask again, over HTTP or by reading a socket, until it holds."""
+    """Ask again, over HTTP or by reading a socket, until the condition holds."""
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, "it has not come to hold"
 
 
 def begun(connection: socket.socket) -> bytes:
-    """The first bytes of a stream."""
+    """Return the first bytes of a stream."""
     first = connection.recv(65536)
     assert first.startswith(b"HTTP/1.1 200"), first
     return first
 
 
-def test_a_reader_that_takes_nothing_is_ended_and_harms_nobody(strict: DaemonProcess) -> None:
-    """One stuck client must not hold an engine's memory for ever, nor slow the others."""
+def test_a_reader_that_takes_nothing_is_cut_off_and_harms_nobody(strict: DaemonProcess) -> None:
+    """One stuck client must not hold an engine's memory forever, nor slow down the others."""
     before = metric(strict, "melld_http_slow_readers_total")
     with connect(strict.url, receive_bytes=4096) as connection:
         connection.sendall(post(chat(**LONG | {"logprobs": True, "top_logprobs": 20})))
@@ -65,7 +65,7 @@ def test_a_reader_that_takes_nothing_is_ended_and_harms_nobody(strict: DaemonPro
         assert len(rest) < 2_000_000
 
 
-def test_a_reader_that_is_slow_but_reads_is_served_to_the_end(strict: DaemonProcess) -> None:
+def test_a_slow_reader_is_served_to_the_end(strict: DaemonProcess) -> None:
     """Slowness alone is no offence: twice the time limit passes here."""
     before = metric(strict, "melld_http_slow_readers_total")
     with connect(strict.url, receive_bytes=4096) as connection:
@@ -83,7 +83,7 @@ def test_a_reader_that_is_slow_but_reads_is_served_to_the_end(strict: DaemonProc
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "whole"])
 def test_a_client_that_leaves_frees_its_engine_at_once(strict: DaemonProcess, path: str, streamed: bool) -> None:
-    """Nobody computes for a closed connection, or counts it as a bad request, whether or not the endpoint streams."""
+    """A closed connection gets no compute and is not counted as a bad request, streaming or not."""
     refusals = f'melld_http_answers_total{{route="{path}",status="[45].."}}'
     left, refused = metric(strict, "melld_http_disconnects_total"), metric(strict, refusals)
     body: dict[str, Any] = {"model": "demo", "stream": streamed, "max_tokens": 20_000, "ignore_eos": True}
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_frees_its_engine_at_once(strict: DaemonProcess, pa
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_a_stream_over_http_1_0_ends_with_its_connection(strict: DaemonProcess, path: str) -> None:
-    """A proxy or an old client that asks to keep the connection would wait for more behind the last event."""
+    """A proxy or old client that keeps the connection would wait for more after the last event."""
     asked = {"/v1/completions": completion(), "/v1/responses": {"input": "x", "max_output_tokens": 4}}
     sent = post(asked.get(path, chat()) | {"stream": True}, path)
     sent = sent.replace(b" HTTP/1.1", b" HTTP/1.0", 1).replace(b"Connection: close", b"Connection: keep-alive", 1)
@@ -127,8 +127,8 @@ def test_a_connection_is_kept_for_the_next_request(strict: DaemonProcess) -> Non
             assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
-def test_the_last_signal_tells_every_client(demo_model: Path, tmp_path: Path) -> None:
-    """A second SIGTERM ends the daemon now: streams get an error event, calls a 503, none is cut off in silence."""
+def test_the_last_signal_notifies_every_client(demo_model: Path, tmp_path: Path) -> None:
+    """A second SIGTERM ends the daemon now: streams get an error event, calls a 503, none is cut off silently."""
     with DaemonProcess(demo_model, "--device", "cpu:1", "--set", "server.drain_s=60") as daemon:
         daemon.wait_ready()
         with connect(daemon.url) as stream, connect(daemon.url) as whole, connect(daemon.url) as messages:
@@ -196,8 +196,8 @@ class TestAdmission:
         assert await asyncio.gather(*tasks, return_exceptions=True)
         assert admission.aborted
 
-    async def test_a_daemon_that_is_not_ready_lets_nobody_in(self) -> None:
-        """A worker that starts is waited for by clients, not by connections."""
+    async def test_a_daemon_that_is_not_ready_admits_nobody(self) -> None:
+        """Clients retry while a worker starts; connections do not wait for it."""
         why: list[str | None] = ["starting"]
         admission = Admission(lambda: 2, lambda: why[0])
         with pytest.raises(Refusal, match="starting"):
@@ -207,7 +207,7 @@ class TestAdmission:
 
 
 async def test_the_probe_sees_a_blocked_loop() -> None:
-    """What holds up every stream at once is to be seen in the metrics."""
+    """What stalls every stream at once must show in the metrics."""
     registry = prometheus_client.CollectorRegistry()
     probe = LoopProbe(registry)
     await asyncio.sleep(0.1)
@@ -241,6 +241,6 @@ def test_an_error_in_a_stream_is_an_event_in_each_dialect(dialect: Dialect) -> N
         assert fields == {"type": "error", "error": {"type": "api_error", "message": "broken"}}
 
 
-def test_the_key_of_these_tests_is_needed(strict: DaemonProcess) -> None:
-    """Metrics tell who asks for what: they are not for everybody."""
+def test_the_metrics_need_the_key(strict: DaemonProcess) -> None:
+    """They tell who asks for what, so they are not for everybody."""
     assert request(strict.url, "GET", "/metrics", headers={"Authorization": f"Bearer {API_KEY}x"}).status == 401

@@ -1,4 +1,4 @@
-"""What a call is told that it has used: bills and caches are judged by it."""
+"""Reported usage: bills and caches are judged by it."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ streamed_or_whole = pytest.mark.parametrize("streamed", [False, True], ids=["who
 
 
 def answered(daemon: DaemonProcess, *, streamed: bool, **fields: Any) -> tuple[dict[str, Any], str]:
-    """The usage, and the text."""
+    """Return the usage and the text."""
     answer = request(daemon.url, "POST", COMPLETIONS, completion(**fields) | (STREAM if streamed else {}))
     assert answer.status == 200, answer.body
     if not streamed:
@@ -25,8 +25,8 @@ def answered(daemon: DaemonProcess, *, streamed: bool, **fields: Any) -> tuple[d
 
 
 @streamed_or_whole
-def test_the_cached_tokens_of_all_prompts_are_counted(strict: DaemonProcess, streamed: bool) -> None:
-    """A call of several prompts tells their sum, whichever of them is done first."""
+def test_cached_tokens_of_all_prompts_are_summed(strict: DaemonProcess, streamed: bool) -> None:
+    """A call of several prompts reports their sum, whichever finishes first."""
     prompts = [[5] * (BLOCK * blocks + 1) for blocks in (7, 3, 5)]
     salt = {"cache_salt": f"usage {streamed}"}
     first, _ = answered(strict, streamed=streamed, prompt=prompts[0], **salt)
@@ -39,7 +39,7 @@ def test_the_cached_tokens_of_all_prompts_are_counted(strict: DaemonProcess, str
 
 @streamed_or_whole
 def test_a_prompt_that_is_only_scored_makes_no_token(strict: DaemonProcess, streamed: bool) -> None:
-    """With `echo` and `max_tokens: 0` a harness gets the logprobs of its prompt, and pays for nothing else."""
+    """With `echo` and `max_tokens: 0` a harness gets its prompt's logprobs and pays for nothing else."""
     usage, text = answered(strict, streamed=streamed, echo=True, max_tokens=0, logprobs=1)
     assert text == "Hello"
     assert usage["completion_tokens"] == 0

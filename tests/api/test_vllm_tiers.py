@@ -1,11 +1,11 @@
-"""What the words for a tier count on in vLLM: a version that names tiers itself shows here."""
+"""What melld's tier names assume about vLLM: a version that names tiers itself fails here."""
 
 import inspect
 import warnings
 
 
-def test_vllm_s_answers_are_as_counted_on() -> None:
-    """A field of the same name in a chunk would stand there twice; the Responses API repeats the request's."""
+def test_vllm_s_answers_match_our_assumptions() -> None:
+    """A field of the same name in a chunk would appear twice; the Responses API repeats the request's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's imports give several
         from vllm.entrypoints.anthropic.protocol import AnthropicUsage

@@ -1,4 +1,4 @@
-"""A `melld` command in the process of the tests: what it prints and its exit code, as of a program of its own.
+"""Run a `melld` command inside the tests' process: its output and exit code, as from a separate program.
 
 A program takes a fifth of a second of processor to begin, most of what a short command takes.  Each command has a test
 that does begin one.
@@ -18,7 +18,7 @@ from melld.cli import main
 def melld_here(
     *words: str, cwd: Path | None = None, env: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
-    """What `tests.forked.run_melld` gives of these words."""
+    """Return what `tests.forked.run_melld` gives for these words."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(cwd or Path.cwd()),

@@ -1,4 +1,4 @@
-"""A daemon's status as it could be: three GPUs, one of them asleep and one with a story to tell."""
+"""A plausible daemon status: three GPUs, one of them asleep and one with a story to tell."""
 
 from melld.control.status import (
     DaemonState,

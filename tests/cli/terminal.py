@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: a pseudo-terminal with a size, keys to press, and a screen to read."""
+"""A command on its own terminal: a pseudo-terminal with a size, keys to press and a screen to read."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|[=>])")
 
 
 class Terminal:
-    """`melld WORDS...` on a terminal of so many columns and lines."""
+    """`melld WORDS...` on a terminal of this many columns and lines."""
 
     def __init__(self, *words: str, columns: int = 100, lines: int = 30, kind: str = "xterm-256color") -> None:
         self._screen, inside = pty.openpty()
@@ -46,7 +46,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that has been written so far, without colours and cursor movements."""
+        """Return all output so far, without colours and cursor movements."""
         return ESCAPES.sub("", self.raw).replace("\r\n", "\n")
 
     def press(self, keys: str) -> None:
@@ -60,14 +60,14 @@ class Terminal:
             assert self._read_more(end_s), f"ended without {words!r}; there is:\n{self.text}"
 
     def exit_code(self, deadline_s: float = PATIENCE_S) -> int:
-        """Read to the command's end."""
+        """Read until the command ends."""
         end_s = time.monotonic() + deadline_s
         while self._read_more(end_s):
             assert time.monotonic() < end_s, f"it does not end; there is:\n{self.text}"
         return self.process.wait(timeout=deadline_s)
 
     def _read_more(self, end_s: float) -> bool:
-        """Whether the command still has its terminal open."""
+        """Return True while the command has its terminal open."""
         if select.select([self._screen], [], [], max(0.0, end_s - time.monotonic()))[0]:
             try:
                 self.raw += os.read(self._screen, 65_536).decode(errors="replace")

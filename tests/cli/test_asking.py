@@ -14,8 +14,8 @@ NOT_TEXT = "\udcff"
 @pytest.mark.parametrize(
     "words", [("load", NOT_TEXT), ("why", NOT_TEXT), ("migrate", NOT_TEXT, "w0"), ("drain", NOT_TEXT)]
 )
-def test_a_name_that_is_not_text_is_bad_usage(words: tuple[str, ...], tmp_path: Path) -> None:
-    """One pasted from a terminal of another encoding is told of in a line."""
+def test_an_argument_that_is_not_text_is_bad_usage(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A name pasted from a terminal with another encoding gets a one-line error."""
     done = melld_here(*words, "--runtime-directory", str(tmp_path))
     assert done.returncode == BAD_USAGE
     assert done.stderr == f"melld {words[0]}: a name is not valid in this terminal's encoding\n"

@@ -43,8 +43,8 @@ def check(place: Path, *words: str, **environment: str) -> subprocess.CompletedP
     return melld_here("check-config", "--quick", *words, cwd=place, env={**os.environ, **environment})
 
 
-def test_ok_comes_with_what_will_be_in_force(place: Path) -> None:
-    """Every default is seen, and what is printed is a configuration itself: the same one."""
+def test_success_prints_the_effective_configuration(place: Path) -> None:
+    """Every default is visible, and the output is itself a valid, equal configuration."""
     done = check(place, "--device", "cpu:2", XDG_RUNTIME_DIR="/run/user/7")
     assert (done.returncode, done.stderr) == (0, "")
     ok, _, text = done.stdout.partition("\n")
@@ -53,7 +53,7 @@ def test_ok_comes_with_what_will_be_in_force(place: Path) -> None:
     assert parse_config(text, "printed") == parse_config((place / "melld.toml").read_text(), "file", flags)
 
 
-def test_a_role_is_one_of_a_worker_that_there_will_be(place: Path) -> None:
+def test_a_role_must_name_an_existing_worker(place: Path) -> None:
     """The daemon would not start with another."""
     done = check(place, "--device", "cpu:2", "--role", "w2=prefill")
     assert (done.returncode, done.stdout) == (2, "")
@@ -64,7 +64,7 @@ def test_a_role_is_one_of_a_worker_that_there_will_be(place: Path) -> None:
     assert "w0, w1, w2, w3" in check(place, "several.toml", "--device", "cpu:2", "--role", "w4=prefill").stderr
 
 
-def test_a_script_gets_json(place: Path) -> None:
+def test_json_is_available_for_scripts(place: Path) -> None:
     """Deployment tools read the effective values."""
     done = check(place, "melld.toml", "--json", "--name", "office")
     assert done.returncode == 0
@@ -93,8 +93,8 @@ def test_a_script_gets_json(place: Path) -> None:
         (["--set", "server.prt=1"], "melld.toml: [server] unknown key `prt`"),
     ],
 )
-def test_what_would_not_start_is_said_in_one_line(place: Path, words: list[str], why: str) -> None:
-    """Found out before the restart, with the same code 2 that systemd would not restart on."""
+def test_what_would_not_start_is_reported_in_one_line(place: Path, words: list[str], why: str) -> None:
+    """Found before the restart, with the same code 2 that stops systemd from restarting."""
     for name, text in {"scribble": "{", "listing": "[]"}.items():
         (place / name).mkdir()
         (place / name / "config.json").write_text(text)
@@ -105,10 +105,10 @@ def test_what_would_not_start_is_said_in_one_line(place: Path, words: list[str],
     assert done.stderr.count("\n") == 1
 
 
-def test_a_cluster_without_ray_is_found_out(
+def test_a_cluster_without_ray_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same line and code as the daemon's, which looks at the cluster later than at its files."""
+    """The same line and code as the daemon's, which reaches the cluster later than its files."""
     monkeypatch.chdir(place)
     words = ["check-config", "--quick", "--device", "cpu", "--cluster", "10.0.0.1:6379"]
     assert main(words) == 0
@@ -125,8 +125,8 @@ def test_a_cluster_without_ray_is_found_out(
         ('[cluster]\naddress = "auto"\n', "[cluster] supports one model"),
     ],
 )
-def test_what_several_models_cannot_have_is_found_too(place: Path, table: str, told: str) -> None:
-    """What the daemon would refuse at its start, the check refuses before."""
+def test_unsupported_settings_of_several_models_are_reported_too(place: Path, table: str, told: str) -> None:
+    """What the daemon would refuse at start, the check refuses before."""
     models = "".join(f'[[models]]\npath = "model"\nname = "{name}"\n' for name in "ab")
     (place / "melld.toml").write_text(models + table)
     done = check(place)
@@ -134,7 +134,7 @@ def test_what_several_models_cannot_have_is_found_too(place: Path, table: str, t
     assert told in done.stderr
 
 
-def test_a_configuration_is_utf_8_whatever_the_locale_is(place: Path) -> None:
+def test_a_configuration_is_utf_8_whatever_the_locale(place: Path) -> None:
     """TOML is; a minimal container's locale is not."""
     (place / "melld.toml").write_bytes('[model]\npath = "model"\nname = "Grüße"\n'.encode())
     words = (sys.executable, "-m", "melld", "check-config", "--quick", "--json")
@@ -144,15 +144,15 @@ def test_a_configuration_is_utf_8_whatever_the_locale_is(place: Path) -> None:
     assert json.loads(done.stdout)["model"]["name"] == "Grüße"
 
 
-def test_a_name_is_left_to_vllm(place: Path) -> None:
-    """A model that is named as its hub names it is found when it is loaded, not here, and this is said."""
+def test_a_hub_name_is_left_to_vllm(place: Path) -> None:
+    """A model named as on its hub is found when it is loaded, not here, and the check says so."""
     done = check(place, "--model", "meta-llama/Llama-3.1-8B-Instruct")
     assert done.returncode == 0
     assert "note: meta-llama/Llama-3.1-8B-Instruct is not a local directory" in done.stderr
 
 
 def test_it_loads_nothing_heavy(place: Path) -> None:
-    """A check before every restart takes no seconds, and works on a machine without vLLM."""
+    """A check before every restart must be quick, and work on a machine without vLLM."""
     code = """
 import sys
 from melld.cli import main
@@ -165,15 +165,15 @@ print(code, sorted({"torch", "vllm", "aiohttp"} & set(sys.modules)), file=sys.st
 
 
 def test_keys_are_read_and_never_shown(place: Path) -> None:
-    """What an operator pastes into a ticket holds no secret."""
+    """An operator can paste the output into a ticket."""
     done = check(place, "--api-key-file", "keys", "--host", "0.0.0.0")  # noqa: S104
     assert done.returncode == 0
     assert KEY not in done.stdout + done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="an administrator is told, who checks for the service")
-def test_a_key_file_that_the_service_cannot_read_is_told(place: Path) -> None:
-    """What root can read is no key file of the service's, which then would not start."""
+def test_a_key_file_that_the_service_cannot_read_is_reported(place: Path) -> None:
+    """A file that only root can read would keep the service from starting."""
     (place / "keys").chmod(0o600)
     done = check(place, "--api-key-file", "keys")
     assert done.returncode == 0
@@ -181,7 +181,7 @@ def test_a_key_file_that_the_service_cannot_read_is_told(place: Path) -> None:
     assert KEY not in done.stderr
 
 
-def test_the_service_managers_key_counts(place: Path) -> None:
+def test_the_systemd_credential_counts(place: Path) -> None:
     """As ExecStartPre= of the unit, the check sees the key that the daemon will see."""
     (place / "credentials").mkdir()
     (place / "credentials" / "api-keys").write_text(KEY)
@@ -195,13 +195,13 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 
 
 @given(st.dictionaries(words, st.dictionaries(words, values, max_size=4), max_size=3))
-def test_what_is_printed_as_toml_reads_back(tables: dict[str, dict[str, object]]) -> None:
-    """The options of vLLM may hold anything; the printed file still means the same."""
+def test_printed_toml_round_trips(tables: dict[str, dict[str, object]]) -> None:
+    """vLLM's options may hold anything; the printed file still means the same."""
     assert tomllib.loads(toml_text(tables)) == tables
 
 
-def test_what_vllm_would_refuse_is_found_too(place: Path, demo_model: Path) -> None:
-    """The check before a restart finds what the start would: README's own file with a model that has other tools."""
+def test_what_vllm_would_refuse_is_reported_too(place: Path, demo_model: Path) -> None:
+    """The check finds what the start would: README's own file with a model whose tools differ."""
     tools = ("--enable-auto-tool-choice", "--tool-call-parser", "llama3_json")
     words = ("--model", str(demo_model), "--max-model-len", "512", *tools)
     done = run_melld("check-config", *words, cwd=place)
@@ -210,8 +210,8 @@ def test_what_vllm_would_refuse_is_found_too(place: Path, demo_model: Path) -> N
     assert done.stderr.count("\n") == 1
 
 
-def test_of_several_models_one_larger_than_its_device_is_refused(place: Path) -> None:
-    """With the arithmetic: half precision takes twice as much on a CPU, which computes with float32."""
+def test_a_model_larger_than_its_device_is_refused_among_several(place: Path) -> None:
+    """With the arithmetic: half precision takes twice as much on a CPU, which computes in float32."""
     (place / "model" / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}')
     with (place / "model" / "model.safetensors").open("wb") as weights:
         weights.truncate(60 << 20)

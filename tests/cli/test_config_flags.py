@@ -36,7 +36,7 @@ def load(*words: str, environment: dict[str, str] | None = None) -> Config:
     return load_config(parser.parse_args(words), environment or {})
 
 
-def test_flags_alone_will_do() -> None:
+def test_flags_alone_are_enough() -> None:
     """The first try needs no file."""
     config = load("--model", "demo", "--port", "0", "--device", "cpu:3", "--kv-bytes", "64MiB")
     assert (config.model.path, config.server.port) == ("demo", 0)
@@ -49,8 +49,8 @@ def test_roles_are_given_worker_by_worker() -> None:
     assert config.scheduler.fixed_roles == {"w0": "prefill", "w1": "decode"}
 
 
-def test_flags_go_before_the_file(tmp_path: Path) -> None:
-    """One file serves several runs; what no flag names stays as the file says."""
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    """One file serves several runs; settings without a flag stay as in the file."""
     (tmp_path / "own.toml").write_text(FILE)
     config = load("--config", "own.toml", "--name", "little", "--port", "8001", "--host", "::1")
     assert (config.model.name, config.server.port, config.server.host) == ("little", 8001, "::1")
@@ -63,8 +63,8 @@ def test_the_file_in_the_current_directory_is_found(tmp_path: Path) -> None:
     assert load().server.port == 9000
 
 
-def test_the_service_managers_file_is_found(tmp_path: Path) -> None:
-    """Under systemd with ConfigurationDirectory=melld, too; the current directory's goes before it."""
+def test_the_service_manager_s_file_is_found(tmp_path: Path) -> None:
+    """Under systemd with ConfigurationDirectory=melld, too; the current directory's takes precedence."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "melld.toml").write_text(FILE)
     environment = {"CONFIGURATION_DIRECTORY": f"{tmp_path}/etc:/elsewhere"}
@@ -147,8 +147,8 @@ def test_any_key_can_be_set_in_toml() -> None:
         (["--model=m", "--set", "model.path.deep=1"], "model.path.deep", "path is not a table"),
     ],
 )
-def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, words: list[str], where: str, why: str) -> None:
-    """One line that names the file and key, or the flag, is all that is needed to mend it."""
+def test_an_unusable_value_is_reported_with_its_place(tmp_path: Path, words: list[str], where: str, why: str) -> None:
+    """One line that names the file and key, or the flag, is enough to fix it."""
     (tmp_path / "broken.toml").write_text("[model\n")
     (tmp_path / "odd.toml").write_text(FILE.replace("9000", '"nine"'))
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
@@ -158,8 +158,8 @@ def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, words: list[
     assert why in error.value.why
 
 
-def test_a_running_daemon_waits_for_no_fifo(tmp_path: Path) -> None:
-    """`--config <(make-config)` serves a start; a reload of a FIFO would wait for a writer that never comes."""
+def test_a_reload_never_waits_on_a_fifo(tmp_path: Path) -> None:
+    """`--config <(make-config)` works for a start; reloading a FIFO would wait for a writer that never comes."""
     os.mkfifo(tmp_path / "fifo")
     parser = argparse.ArgumentParser()
     add_config_flags(parser)
@@ -173,8 +173,8 @@ def directories(*words: str, environment: dict[str, str]) -> list[str]:
     return [str(path) for path in daemon_directories(parser.parse_args(words), environment)]
 
 
-def test_a_command_looks_where_its_daemon_is(tmp_path: Path) -> None:
-    """The flag, else what the daemon's own configuration says, else this user's daemon and then the system's."""
+def test_a_command_finds_its_daemon(tmp_path: Path) -> None:
+    """By the flag, else the daemon's own configuration, else this user's daemon, then the system's."""
     session = {"XDG_RUNTIME_DIR": "/run/user/7"}
     assert directories(environment=session) == ["/run/user/7/melld", "/run/melld"]
     (tmp_path / "melld.toml").write_text(FILE)
@@ -184,8 +184,8 @@ def test_a_command_looks_where_its_daemon_is(tmp_path: Path) -> None:
     assert directories("--config", "bare.toml", environment={"RUNTIME_DIRECTORY": "/run/melld"}) == ["/run/melld"]
 
 
-def test_a_place_that_may_not_be_looked_at_has_no_file(tmp_path: Path) -> None:
-    """`sudo -u SERVICE melld status` begins in a directory of somebody else's: it finds the daemon all the same."""
+def test_an_unreadable_directory_counts_as_having_no_file(tmp_path: Path) -> None:
+    """`sudo -u SERVICE melld status` starts in somebody else's directory and finds the daemon all the same."""
     unseen = tmp_path / ("a" * 300)  # root may look everywhere: a name that is too long fails alike
     environment = {"CONFIGURATION_DIRECTORY": str(unseen), "RUNTIME_DIRECTORY": "/run/melld"}
     assert directories(environment=environment) == ["/run/melld"]

@@ -1,4 +1,4 @@
-"""Who has made the control socket may be no daemon: what it answers is shown, and steers no terminal."""
+"""Whoever made the control socket may be no daemon: its answers are shown, and cannot control the terminal."""
 
 import socket
 import tempfile
@@ -23,7 +23,7 @@ def answer(status: str, body: bytes) -> bytes:
 
 
 class Impostor:
-    """Answers every connection with these bytes."""
+    """Answer every connection with these bytes."""
 
     def __init__(self, directory: Path) -> None:
         self.says = b""
@@ -76,7 +76,7 @@ def impostor(directory: Path) -> Iterator[Impostor]:
         (answer("200 OK", NASTY.encode()), ["status", "--json"]),
     ],
 )
-def test_nothing_that_a_socket_answers_steers_the_terminal(
+def test_a_socket_s_answers_cannot_control_the_terminal(
     impostor: Impostor, directory: Path, says: bytes, words: list[str]
 ) -> None:
     """An operator who asks the wrong socket sees odd text, and keeps the terminal."""

@@ -1,4 +1,4 @@
-"""`melld install-service` says all that it does, touches only what it wrote, and can be undone."""
+"""`melld install-service` reports what it does, touches only its own files, and can be undone."""
 
 import os
 import sys
@@ -14,20 +14,20 @@ UNITS = ("melld.service", "melld.socket")
 
 
 class Machine:
-    """A root directory of its own, and the command let loose on it."""
+    """A root directory of its own, and the command run on it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.system = root / "etc/systemd/system"
 
     def install(self, *flags: str, code: int = 0, **environment: str) -> str:
-        """Run the command; what it printed."""
+        """Run the command; return its output."""
         done = melld_here("install-service", "--root", str(self.root), *flags, env=os.environ | environment)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
     def everything(self) -> dict[str, str]:
-        """Every file of the machine."""
+        """Return every file of the machine."""
         return {str(path.relative_to(self.root)): path.read_text() for path in self.root.rglob("*") if path.is_file()}
 
 
@@ -37,7 +37,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_what_is_installed_is_removed_again(machine: Machine) -> None:
+def test_what_is_installed_can_be_removed(machine: Machine) -> None:
     """Trying melld as a service leaves nothing behind."""
     said = machine.install()
     assert set(machine.everything()) == {f"etc/systemd/system/{name}" for name in UNITS}
@@ -57,7 +57,7 @@ def test_the_unit_starts_this_melld(machine: Machine) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--user",), ("--remove",)])
 def test_a_dry_run_changes_nothing(machine: Machine, flags: tuple[str, ...]) -> None:
-    """It can be read before it is done."""
+    """It can be reviewed before it is run."""
     if "--remove" in flags:
         machine.install()
     before = machine.everything()
@@ -66,7 +66,7 @@ def test_a_dry_run_changes_nothing(machine: Machine, flags: tuple[str, ...]) -> 
     assert "would remove" in said if "--remove" in flags else "would write" in said
 
 
-def test_a_second_time_nothing_is_written(machine: Machine) -> None:
+def test_a_second_run_writes_nothing(machine: Machine) -> None:
     """Set-up scripts may run it again and again."""
     machine.install()
     before = {name: (machine.system / name).stat().st_mtime_ns for name in UNITS}
@@ -76,8 +76,8 @@ def test_a_second_time_nothing_is_written(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("edited", UNITS)
-def test_what_somebody_else_wrote_is_left_alone(machine: Machine, edited: str) -> None:
-    """An administrator's own unit, or changes in ours, are never lost; and nothing is half done."""
+def test_foreign_files_are_left_alone(machine: Machine, edited: str) -> None:
+    """An administrator's own unit, or edits to ours, are never lost; and nothing is half done."""
     machine.install()
     with (machine.system / edited).open("a") as unit:
         unit.write("# mine\n")
@@ -88,8 +88,8 @@ def test_what_somebody_else_wrote_is_left_alone(machine: Machine, edited: str) -
 
 
 @pytest.mark.parametrize("edited", UNITS)
-def test_what_nobody_has_edited_is_removed_and_the_rest_is_named(machine: Machine, edited: str) -> None:
-    """As the documents say: an edited unit stays, and does not keep the other one."""
+def test_unedited_units_are_removed_and_edited_ones_named(machine: Machine, edited: str) -> None:
+    """As documented: an edited unit stays, and does not block the other's removal."""
     machine.install()
     with (machine.system / edited).open("a") as unit:
         unit.write("# mine\n")
@@ -103,10 +103,10 @@ def test_what_nobody_has_edited_is_removed_and_the_rest_is_named(machine: Machin
     [(0o600, 0o755, 0, True), (0o644, 0o755, 0, False), (0o640, 0o755, 0, True), (0o644, 0o700, 0, True)]
     + ([(0o640, 0o755, 12345, False)] if os.getuid() == 0 else []),
 )
-def test_a_key_file_that_the_service_cannot_read_is_told(
+def test_a_key_file_that_the_service_cannot_read_is_reported(
     machine: Machine, mode: int, directory_mode: int, group: int, is_told: bool
 ) -> None:
-    """The service's user is nobody's: root's own key file would end its first start."""
+    """The service has its own user: a key file for root alone would fail its first start."""
     settings = machine.root / "etc/melld"
     settings.mkdir(parents=True)
     settings.parent.chmod(0o755)
@@ -120,7 +120,7 @@ def test_a_key_file_that_the_service_cannot_read_is_told(
     assert "cannot be read by the service" not in machine.install("--user", XDG_CONFIG_HOME="/home/me/.config")
 
 
-def test_an_older_version_of_ours_is_replaced(machine: Machine) -> None:
+def test_an_older_version_of_our_unit_is_replaced(machine: Machine) -> None:
     """An upgrade brings its units."""
     from melld.daemon.systemd import signed
 
@@ -130,7 +130,7 @@ def test_an_older_version_of_ours_is_replaced(machine: Machine) -> None:
     assert "/old/melld" not in (machine.system / "melld.service").read_text()
 
 
-def test_a_users_units_lie_in_the_users_configuration(machine: Machine) -> None:
+def test_user_units_go_to_the_user_s_configuration(machine: Machine) -> None:
     """No privileges are needed, and the system is not touched."""
     machine.install("--user", XDG_CONFIG_HOME="/home/me/.config")
     assert set(machine.everything()) == {f"home/me/.config/systemd/user/{name}" for name in UNITS}
@@ -139,15 +139,15 @@ def test_a_users_units_lie_in_the_users_configuration(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("named", ["", "relative/config"])
-def test_a_configuration_directory_that_is_not_absolute_counts_as_none(machine: Machine, named: str) -> None:
-    """The XDG specification and systemd pass it over; the units lie where systemd looks for them."""
+def test_a_relative_configuration_directory_is_ignored(machine: Machine, named: str) -> None:
+    """As by the XDG specification and systemd; the units go where systemd looks for them."""
     machine.install("--user", XDG_CONFIG_HOME=named, HOME="/home/me")
     assert set(machine.everything()) == {f"home/me/.config/systemd/user/{name}" for name in UNITS}
 
 
 @pytest.mark.parametrize("flags", [(), ("--remove",)])
-def test_a_file_that_is_no_text_is_somebody_elses(machine: Machine, flags: tuple[str, ...]) -> None:
-    """It is left alone, and told in a line."""
+def test_a_binary_file_counts_as_foreign(machine: Machine, flags: tuple[str, ...]) -> None:
+    """It is left alone and reported in one line."""
     machine.system.mkdir(parents=True)
     unit = machine.system / "melld.socket"
     unit.write_bytes(b"\xff\xfe")
@@ -155,12 +155,12 @@ def test_a_file_that_is_no_text_is_somebody_elses(machine: Machine, flags: tuple
     assert (unit.read_bytes(), "Traceback" in said, str(unit) in said) == (b"\xff\xfe", False, True)
 
 
-def test_removing_where_nothing_is_says_so(machine: Machine) -> None:
-    """Not an error: it is as it was wanted."""
+def test_removing_nothing_says_so(machine: Machine) -> None:
+    """Not an error: the result is what was wanted."""
     assert "No melld units found" in machine.install("--remove")
 
 
-def test_a_place_that_cannot_be_written_is_told_in_a_line(machine: Machine) -> None:
+def test_an_unwritable_place_is_reported_in_one_line(machine: Machine) -> None:
     """Without privileges the answer is a sentence, not a traceback."""
     machine.system.parent.mkdir(parents=True)
     machine.system.write_text("a file, where the directory should be")
@@ -169,8 +169,8 @@ def test_a_place_that_cannot_be_written_is_told_in_a_line(machine: Machine) -> N
     assert str(machine.system) in said
 
 
-def test_a_full_disk_is_told_with_the_file(machine: Machine) -> None:
-    """The output that was printed is not what could not be written."""
+def test_a_full_disk_is_reported_with_the_file(machine: Machine) -> None:
+    """It is the file that could not be written, not the printed output."""
     machine.system.mkdir(parents=True)
     (machine.system / ".melld.service.new").symlink_to("/dev/full")
     assert "melld.service: No space left on device" in machine.install(code=1)

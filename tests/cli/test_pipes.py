@@ -1,4 +1,4 @@
-"""Every command's output can be cut short by its reader, need not arrive, and may lack letters."""
+"""Command output may be cut short by its reader, discarded, or short of letters."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def run(
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_reader_that_leaves_is_no_error(words: tuple[str, ...], demo_model: Path) -> None:
-    """`melld ... | head -n 1` shows a line, and no traceback under it."""
+    """`melld ... | head -n 1` shows a line, and no traceback."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
@@ -43,7 +43,7 @@ def test_a_reader_that_leaves_is_no_error(words: tuple[str, ...], demo_model: Pa
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_full_disk_is_told_in_a_line(words: tuple[str, ...], demo_model: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line(words: tuple[str, ...], demo_model: Path) -> None:
     """`melld ... > FILE` on a full disk fails and says why, without a traceback."""
     with Path("/dev/full").open("wb") as full:
         done = run(MELLD, words, demo_model, full)
@@ -55,8 +55,8 @@ def test_a_full_disk_is_told_in_a_line(words: tuple[str, ...], demo_model: Path)
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_needs_no_output(words: tuple[str, ...], demo_model: Path) -> None:
-    """`melld ... >&-`, as some service managers start it, does what it is for."""
+def test_a_command_works_without_stdout(words: tuple[str, ...], demo_model: Path) -> None:
+    """`melld ... >&-`, as some service managers start it, still does its job."""
     done = run(("sh", "-c", 'exec "$@" >&-', "sh", *MELLD), words, demo_model, None)
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
@@ -64,15 +64,15 @@ def test_a_command_needs_no_output(words: tuple[str, ...], demo_model: Path) -> 
 ASCII = os.environ | {"PYTHONIOENCODING": "ascii"}
 
 
-def test_a_terminal_that_lacks_letters_gets_their_numbers(demo_model: Path) -> None:
-    """The name of a model is not ASCII, where a minimal container's terminal is."""
+def test_characters_that_a_terminal_lacks_are_escaped(demo_model: Path) -> None:
+    """A model's name may not be ASCII while a minimal container's terminal is."""
     words = (*MELLD, "check-config", "--quick", "--model", str(demo_model), "--name", "модель")
     done = subprocess.run(words, env=ASCII, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
     assert rb'name = "\u043c\u043e' in done.stdout
 
 
-def test_json_is_utf_8_whatever_the_terminal_is() -> None:
+def test_json_is_utf_8_whatever_the_terminal() -> None:
     """A script that reads it needs no locale."""
     named = msgspec.structs.replace(STATUS, warnings=("modèle ☃",))
     with tempfile.TemporaryDirectory(prefix="melld-") as parent, ControlDaemon(Path(parent) / "run", Operated(named)):

@@ -23,22 +23,22 @@ UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 
         (141 << 30, "141 GiB"),
     ],
 )
-def test_a_size_has_the_figures_that_matter(size_bytes: int, expected: str) -> None:
+def test_a_size_has_significant_figures_only(size_bytes: int, expected: str) -> None:
     """Nobody counts digits to tell gigabytes from megabytes."""
     assert size_text(size_bytes) == expected
 
 
 @given(st.integers(0, 2**55))
-def test_a_size_is_true_to_its_last_figure(size_bytes: int) -> None:
-    """What is shown is what is there, rounded."""
+def test_a_size_is_correctly_rounded(size_bytes: int) -> None:
+    """To its last figure."""
     amount, unit = size_text(size_bytes).split()
     step = 0.1 if "." in amount or float(amount) < 100 else 1.0
     assert abs(float(amount) - size_bytes / UNITS[unit]) <= step / 2 + 1e-9
     assert float(amount) < 1024 or unit == "PiB"
 
 
-def test_a_share_is_in_one_unit() -> None:
-    """Used and capacity are compared at a glance."""
+def test_a_share_uses_one_unit() -> None:
+    """Used and capacity can be compared at a glance."""
     assert share_text(700 << 20, 24 << 30) == "0.7/24 GiB"
     assert share_text(0, 0) == "0/0 B"
 
@@ -62,8 +62,8 @@ def test_a_duration_has_two_figures(seconds: float, expected: str) -> None:
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=3), st.integers(0, 2000), st.integers(1, 40))
 @example([3, 1], 5, 3)
-def test_a_bar_shows_what_is_there_and_never_bursts(parts: list[int], whole: int, cells: int) -> None:
-    """A worker that holds one block is not empty, and one with a block left is not full, whatever the rounding."""
+def test_a_bar_never_shows_empty_or_full_falsely(parts: list[int], whole: int, cells: int) -> None:
+    """A worker with one block is not empty, and one with a block left is not full, whatever the rounding."""
     filled = bar_cells(tuple(parts), whole, cells)
     assert all(count >= 0 for count in filled)
     assert sum(filled) <= cells

@@ -1,4 +1,4 @@
-"""`melld run` as a program of its own, on the daemon's control socket: what it lends is the test's."""
+"""`melld run` as a separate program on the daemon's control socket: the test decides what is lent."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 class Lender:
-    """Lends at once, or says why not; `asked` has what came, `over` gets a word when a loan ends."""
+    """Lends at once or says why not; records requests in `asked` and ended loans in `over`."""
 
     def __init__(self) -> None:
         self.asked: list[Lend] = []
@@ -77,7 +77,7 @@ def daemon(directory: Path, lender: Lender) -> Iterator[ControlDaemon]:
 
 
 class Run:
-    """A `melld run` and what its program prints."""
+    """A `melld run` and its program's output."""
 
     def __init__(self, directory: Path, *words: str, flags: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "melld", "run", "--runtime-directory", str(directory), *flags, "--", *words]
@@ -89,7 +89,7 @@ class Run:
         return self.process.stdout.readline().strip()
 
     def begun(self) -> int:
-        """The program's pid, once it can hear signals."""
+        """Return the program's pid once it can receive signals."""
         pid = int(self.line())
         assert self.line() == "ready"
         return pid
@@ -100,7 +100,7 @@ class Run:
         return any(text in line for line in self.process.stderr)
 
     def end(self) -> tuple[int, str, str]:
-        """Its exit code and what is left of its output, once its input has ended."""
+        """Return the exit code and remaining output once the input has ended."""
         out, err = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out, err
 
@@ -109,10 +109,10 @@ def program(*signals: str) -> tuple[str, ...]:
     return sys.executable, "-c", PROGRAM, *signals
 
 
-def test_the_program_sees_its_devices_and_its_exit_code_comes_through(
+def test_the_program_sees_its_devices_and_its_exit_code_is_returned(
     daemon: ControlDaemon, lender: Lender, directory: Path
 ) -> None:
-    """UUIDs, as numbers change where some GPUs are hidden; and a script goes on or stops as without melld."""
+    """UUIDs, since numbers change where some GPUs are hidden; scripts go on or stop as without melld."""
     code, out, err = Run(directory, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $MELLD_DEVICES; exit 7").end()
     assert (code, out) == (7, f"{','.join(GPUS)} cuda:0,cuda:1\n")
     assert "cuda:0, cuda:1: free after" in err
@@ -121,15 +121,15 @@ def test_the_program_sees_its_devices_and_its_exit_code_comes_through(
     assert lender.asked[0].command == "sh"
 
 
-def test_named_devices_are_asked_for(daemon: ControlDaemon, lender: Lender, directory: Path) -> None:
-    """`--device` as `melld serve` has it."""
+def test_named_devices_are_requested(daemon: ControlDaemon, lender: Lender, directory: Path) -> None:
+    """With `--device`, as in `melld serve`."""
     flags = ("--device", "cuda:0,1", "--wait", "5", "--all")
     assert Run(directory, "true", flags=flags).end()[0] == 0
     [asked] = lender.asked
     assert (asked.devices, asked.wait_s, asked.even_last) == (("cuda:0", "cuda:1"), 5.0, True)
 
 
-def test_the_terminals_text_goes_through(daemon: ControlDaemon, directory: Path) -> None:
+def test_the_program_uses_the_terminal_directly(daemon: ControlDaemon, directory: Path) -> None:
     """Input and output are the program's own."""
     running = Run(directory, "cat")
     assert running.process.stdin is not None
@@ -139,7 +139,7 @@ def test_the_terminals_text_goes_through(daemon: ControlDaemon, directory: Path)
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_is_passed_on(daemon: ControlDaemon, directory: Path, name: str) -> None:
-    """`kill` of `melld run` means the program, which may have something to save; it lives on if it wants to."""
+    """`kill` of `melld run` means the program, which may save its state, or live on if it wants to."""
     running = Run(directory, *program(name))
     running.begun()
     running.process.send_signal(getattr(signal, name))
@@ -148,8 +148,10 @@ def test_a_signal_is_passed_on(daemon: ControlDaemon, directory: Path, name: str
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_program_that_a_signal_ends_has_its_code(daemon: ControlDaemon, directory: Path, number: int) -> None:
-    """As a shell tells it: 128 and the signal's number."""
+def test_a_program_killed_by_a_signal_exits_with_128_plus_it(
+    daemon: ControlDaemon, directory: Path, number: int
+) -> None:
+    """As in a shell."""
     running = Run(directory, "sleep", "1000") if number != signal.SIGKILL else Run(directory, "sh", "-c", "kill -9 $$")
     if number != signal.SIGKILL:
         wait_for_child(running.process.pid)
@@ -158,7 +160,7 @@ def test_a_program_that_a_signal_ends_has_its_code(daemon: ControlDaemon, direct
 
 
 def wait_for_child(pid: int) -> int:
-    """The program of a `melld run`, once it has begun: before that, a signal ends `melld run` alone."""
+    """Wait until the program of a `melld run` has begun: before that, a signal ends `melld run` alone."""
     while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         pass
     while Path(f"/proc/{children[0]}/exe").resolve() == Path(f"/proc/{pid}/exe").resolve():
@@ -170,8 +172,8 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_stopped_program_stops_both_and_both_go_on(daemon: ControlDaemon, directory: Path) -> None:
-    """Ctrl-Z gives the shell its terminal back, and `fg` brings the program to the front; the loan stays."""
+def test_stopping_and_continuing_apply_to_both(daemon: ControlDaemon, directory: Path) -> None:
+    """Ctrl-Z gives the shell its terminal back, and `fg` resumes the program; the loan stays."""
     running = Run(directory, *program())
     child = running.begun()
     os.kill(running.process.pid, signal.SIGTSTP)
@@ -187,7 +189,7 @@ def test_a_stopped_program_stops_both_and_both_go_on(daemon: ControlDaemon, dire
 
 
 def test_ctrl_c_reaches_the_program_once(daemon: ControlDaemon, directory: Path) -> None:
-    """The terminal sends it to both; passed on as well, it would cut short what the first one began to save."""
+    """The terminal sends it to both; forwarding it too would cut short a program that is saving."""
     first, second = os.openpty()
     words = [sys.executable, "-m", "melld", "run", "--runtime-directory", str(directory), "--", *program("SIGINT")]
     attached = "import os, sys, fcntl, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -209,7 +211,7 @@ def test_ctrl_c_reaches_the_program_once(daemon: ControlDaemon, directory: Path)
     os.close(first)
 
 
-def test_a_killed_run_gives_its_devices_back_and_takes_its_program_along(
+def test_a_killed_run_ends_its_program_and_returns_its_devices(
     daemon: ControlDaemon, lender: Lender, directory: Path
 ) -> None:
     """`kill -9` leaves no program on a device that serves again."""
@@ -222,7 +224,7 @@ def test_a_killed_run_gives_its_devices_back_and_takes_its_program_along(
         pass
 
 
-def test_a_program_outlives_the_daemon_and_tells_the_next_what_it_holds(directory: Path, lender: Lender) -> None:
+def test_a_program_outlives_the_daemon_and_reports_its_loan_to_the_next(directory: Path, lender: Lender) -> None:
     """Hours of training are not lost to an upgrade, and the next daemon leaves its device alone."""
     with daemon_of(directory, lender):
         running = Run(directory, *program())
@@ -241,7 +243,7 @@ def test_a_program_outlives_the_daemon_and_tells_the_next_what_it_holds(director
     assert (lender.asked[-1].held_s or 0) > 0
 
 
-def test_what_kept_the_program_from_running_is_told_apart(
+def test_exit_codes_tell_why_the_program_did_not_run(
     daemon: ControlDaemon, lender: Lender, directory: Path, tmp_path: Path
 ) -> None:
     """A script that sees 125 to 127 knows that the program has not run, as with `env` and `timeout`."""
@@ -258,8 +260,8 @@ def test_what_kept_the_program_from_running_is_told_apart(
     assert (code, out, "no daemon running" in err) == (125, "", True)
 
 
-def test_what_is_waited_for_is_shown(daemon: ControlDaemon, lender: Lender, directory: Path) -> None:
-    """A person at the terminal sees why nothing happens yet."""
+def test_the_reason_for_waiting_is_shown(daemon: ControlDaemon, lender: Lender, directory: Path) -> None:
+    """Somebody at the terminal sees why nothing happens yet."""
 
     async def slowly(_asked: Lend, call: OpenCall) -> None:
         await call.say(Loan(step=LoanStep.WAITING, reason="w0 is the last"))
@@ -287,9 +289,9 @@ def test_what_is_waited_for_is_shown(daemon: ControlDaemon, lender: Lender, dire
         (("true", "\udcff"), "true '\\udcff'"),
     ],
 )
-def test_others_see_the_program_and_its_script_alone(
+def test_others_see_only_the_program_and_script_names(
     daemon: ControlDaemon, lender: Lender, directory: Path, words: tuple[str, ...], shown: str
 ) -> None:
-    """A token among its arguments is for the program, not for everybody who may see the daemon's status."""
+    """A token among its arguments is for the program, not for everybody who can read the status."""
     assert Run(directory, *words).end()[0] == 0
     assert lender.asked[0].command == shown

@@ -1,4 +1,4 @@
-"""`melld simulate`: what it prints, what it writes, and how it refuses."""
+"""`melld simulate`: what it prints, what it writes, and what it refuses."""
 
 import json
 import pathlib
@@ -35,7 +35,7 @@ def test_equal_seeds_print_equal_bytes(capsysbinary: pytest.CaptureFixture[bytes
 
 
 def test_the_decision_log_can_be_audited(tmp_path: pathlib.Path) -> None:
-    """What the flag writes is what the outsider reads."""
+    """The flag writes what the independent auditor reads."""
     log = tmp_path / "decisions.jsonl"
     assert main([*LOAD, "--policy", "load-balance", "--link-rate", "1GiB", "--decision-log", str(log)]) == 0
     with log.open("rb") as lines:
@@ -44,8 +44,8 @@ def test_the_decision_log_can_be_audited(tmp_path: pathlib.Path) -> None:
     assert auditor.kinds["finish"] > 50
 
 
-def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A log gives its decisions again; with another policy, the first difference."""
+def test_a_decision_log_can_be_replayed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log reproduces its decisions; another policy shows the first difference."""
     log = tmp_path / "decisions.jsonl"
     flags = ["--link-rate", "1GiB", "--policy", "mell-plus", "--epoch-ms", "250"]
     assert main([*LOAD, *flags, "--decision-log", str(log)]) == 0
@@ -89,15 +89,13 @@ def test_a_decision_log_is_replayed(tmp_path: pathlib.Path, capsys: pytest.Captu
         ([*LOAD[1:], "--rate", "2"], "is for --trace"),
     ],
 )
-def test_flags_that_make_no_sense_are_bad_usage(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nonsensical_flags_are_bad_usage(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and a line that says which flag."""
     assert main(["simulate", *words]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_used_is_a_failure_in_one_line(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unusable_file_fails_with_one_line(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, the file and the line, no traceback."""
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,2\n1,one,2\n")
@@ -110,7 +108,7 @@ def test_a_file_that_cannot_be_used_is_a_failure_in_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """The way in for somebody who only knows the program's name."""
     assert main(["fly"]) == 2
     assert "simulate" in capsys.readouterr().err
@@ -120,10 +118,8 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("torn", ['{"at": "x", "kind": "arrive", "request": "a"}', '{"kind": "arrive"}', "[]", "{"])
-def test_a_story_from_a_torn_log_is_a_failure_in_one_line(
-    torn: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever looks for a request is told what is wrong with the file, not where melld stumbled over it."""
+def test_a_torn_log_fails_with_one_line(torn: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reader learns what is wrong with the file, not where melld stumbled over it."""
     log = tmp_path / "decisions.jsonl"
     log.write_text(torn + "\n")
     assert main(["why", "a", "--log", str(log)]) == 1

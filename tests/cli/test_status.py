@@ -41,14 +41,14 @@ def status(directory: Path, *words: str, **environment: str) -> subprocess.Compl
 
 
 def with_output_tokens(tokens: int) -> DaemonStatus:
-    """The status a little later."""
+    """Return the status a little later."""
     return msgspec.structs.replace(
         STATUS, requests=(msgspec.structs.replace(RUNNING, output_tokens=tokens), *STATUS.requests[1:])
     )
 
 
 def test_a_pipe_gets_whole_rows_without_colours(daemon: ControlDaemon) -> None:
-    """`melld status | grep` finds whole ids and numbers, however narrow the terminal behind the pipe is."""
+    """`melld status | grep` finds whole ids and numbers, however narrow the terminal is."""
     words = ("status", "--runtime-directory", str(daemon.directory))
     done = run_melld(*words, env=os.environ | {"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,15 +90,15 @@ def test_a_pipe_without_unicode_gets_ascii(daemon: ControlDaemon) -> None:
     assert "====++." in done.stdout
 
 
-def test_json_is_what_the_daemon_said(daemon: ControlDaemon) -> None:
-    """Scripts get the documented schema, and what a newer daemon adds to it."""
+def test_json_is_what_the_daemon_sent(daemon: ControlDaemon) -> None:
+    """Scripts get the documented schema, plus what a newer daemon adds."""
     done = status(daemon.directory, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert msgspec.json.decode(done.stdout, type=DaemonStatus) == STATUS
     assert json.loads(done.stdout) == json.loads(msgspec.json.encode(STATUS))
 
 
-def test_json_goes_on_a_line_at_a_time(daemon: ControlDaemon) -> None:
+def test_watched_json_is_one_object_per_line(daemon: ControlDaemon) -> None:
     """`melld status --json --watch` feeds a recorder; it ends with the daemon, with code 3."""
     words = ["--runtime-directory", str(daemon.directory), "--json", "--watch"]
     with subprocess.Popen(
@@ -128,7 +128,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(daemon: ControlDaemon) -> Non
 
 
 def test_no_daemon_is_code_3(directory: Path) -> None:
-    """A script waits for a daemon by this code alone; a person is told where it was looked for."""
+    """A script waits for a daemon by this code alone; a person sees where it looked."""
     done = status(directory)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
@@ -138,7 +138,7 @@ def test_no_daemon_is_code_3(directory: Path) -> None:
 
 
 def test_another_schema_is_code_1(daemon: ControlDaemon) -> None:
-    """A daemon of another version is there, so it is not code 3; its JSON can still be had."""
+    """A daemon of another version exists, so it is not code 3; its JSON is still available."""
     daemon.context.current = msgspec.defstruct("Other", [("schema", int)])(schema=99)
     done = status(daemon.directory)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -147,14 +147,14 @@ def test_another_schema_is_code_1(daemon: ControlDaemon) -> None:
 
 
 def test_bad_usage_is_code_2(directory: Path, tmp_path: Path) -> None:
-    """A wrong word and a broken file are the caller's to mend."""
+    """A wrong word and a broken file are the caller's to fix."""
     assert status(directory, "--jsn").returncode == 2
     (tmp_path / "broken.toml").write_text("[")
     assert melld_here("status", "--config", str(tmp_path / "broken.toml")).returncode == 2
 
 
 def test_watch_follows_the_daemon_and_ends_with_ctrl_c(daemon: ControlDaemon) -> None:
-    """Packing is watched as it happens; Ctrl-C leaves the terminal as it was and is no failure."""
+    """Packing can be watched live; Ctrl-C restores the terminal and is no failure."""
     with Terminal("status", "--watch", "--runtime-directory", str(daemon.directory)) as terminal:
         terminal.read_until("412")
         for tokens in (4_130, 4_150):
@@ -167,8 +167,8 @@ def test_watch_follows_the_daemon_and_ends_with_ctrl_c(daemon: ControlDaemon) ->
         assert terminal.raw.rindex("\x1b[?25l") < terminal.raw.rindex("\x1b[?25h"), "the cursor is there again"
 
 
-def test_watch_shows_all_on_a_terminal_that_moves_no_cursor(daemon: ControlDaemon) -> None:
-    """Emacs' shell is one: what is printed there again and again is read, too."""
+def test_watch_reprints_on_a_terminal_without_cursor_control(daemon: ControlDaemon) -> None:
+    """Emacs' shell is one: what is printed again and again can be read, too."""
     words = ("status", "--watch", "--runtime-directory", str(daemon.directory))
     with Terminal(*words, kind="dumb") as terminal:
         terminal.read_until(RUNNING.request)
@@ -178,7 +178,7 @@ def test_watch_shows_all_on_a_terminal_that_moves_no_cursor(daemon: ControlDaemo
 
 
 def test_watch_ends_with_the_daemon(daemon: ControlDaemon) -> None:
-    """Nobody looks at the last picture of a dead daemon and believes it."""
+    """Nobody trusts the last picture of a dead daemon."""
     with Terminal("status", "--watch", "--runtime-directory", str(daemon.directory)) as terminal:
         terminal.read_until("412")
         daemon.stop()
@@ -186,7 +186,7 @@ def test_watch_ends_with_the_daemon(daemon: ControlDaemon) -> None:
         assert "no daemon running" in terminal.text[terminal.text.rindex("412") :]
 
 
-def test_watch_without_a_daemon_does_not_take_the_screen(directory: Path) -> None:
+def test_watch_without_a_daemon_leaves_the_screen_alone(directory: Path) -> None:
     """The reason stays readable."""
     with Terminal("status", "--watch", "--runtime-directory", str(directory)) as terminal:
         assert terminal.exit_code() == 3
@@ -194,7 +194,7 @@ def test_watch_without_a_daemon_does_not_take_the_screen(directory: Path) -> Non
 
 
 def test_eighty_columns_show_every_fact_of_a_worker(daemon: ControlDaemon) -> None:
-    """The terminal that everybody has is enough; ids alone are shortened, visibly."""
+    """The default terminal is enough; only ids are shortened, visibly."""
     with Terminal("status", "--runtime-directory", str(daemon.directory), columns=80) as terminal:
         assert terminal.exit_code() == 0
     lines = terminal.text.splitlines()
@@ -221,8 +221,8 @@ def test_a_full_screen_counts_what_it_cannot_show(daemon: ControlDaemon) -> None
     assert any(line.startswith("w0 ") for line in picture)
 
 
-def test_the_commands_that_ask_load_nothing_heavy(daemon: ControlDaemon) -> None:
-    """`melld status` answers in the blink of an eye: no torch, no vLLM, not even the daemon's web server."""
+def test_status_commands_import_nothing_heavy(daemon: ControlDaemon) -> None:
+    """`melld status` answers instantly: no torch, no vLLM, not even the daemon's web server."""
     code = """
 import sys
 from melld.cli import main

@@ -70,8 +70,8 @@ def drawn(status, width: int, height: int | None = None) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_a_daemon_that_starts_shows_what_is_known() -> None:
-    """Before the model is loaded there is no capacity, which is not the same as a capacity of nothing."""
+def test_a_starting_daemon_shows_what_is_known() -> None:
+    """Unknown capacity before the model is loaded is not zero capacity."""
     starting = (WorkerStatus(worker="w0", device="cpu:0", state=WorkerState.STARTING),)
     status = msgspec.structs.replace(STATUS, state=DaemonState.STARTING, workers=starting, warnings=(), requests=())
     heading, row = drawn(status, 80)[5:7]
@@ -81,7 +81,7 @@ def test_a_daemon_that_starts_shows_what_is_known() -> None:
     assert drawn(status, 90)[6].split()[3:] == ["··········", "-", "-", "0", "-", "-"]
 
 
-def test_tiers_are_shown_once_they_differ() -> None:
+def test_tiers_are_shown_only_when_they_differ() -> None:
     """Where everybody is equal, the column would only take room."""
     usual = msgspec.structs.replace(STATUS.requests[0], tier=Tier.DEFAULT)
     flex = msgspec.structs.replace(usual, tier=Tier.FLEX)
@@ -91,8 +91,8 @@ def test_tiers_are_shown_once_they_differ() -> None:
         assert ("Tier" in table[0].split()) == bool(tiers)
 
 
-def test_suspensions_and_roles_are_shown_once_there_are_any() -> None:
-    """How often which request gave way, how often any did, and why the workers have their roles."""
+def test_suspensions_and_roles_are_shown_only_when_there_are_any() -> None:
+    """How often each request was suspended, the total, and why the workers have their roles."""
     one = msgspec.structs.replace(STATUS.requests[0], suspensions=2)
     busy = msgspec.structs.replace(STATUS, suspensions=5, roles="as configured", requests=(one,))
     *above, head, row = drawn(busy, 140)
@@ -102,8 +102,8 @@ def test_suspensions_and_roles_are_shown_once_there_are_any() -> None:
     assert not {"suspensions", "Suspended", "roles:"} & set(" ".join(drawn(STATUS, 140)).split())
 
 
-def test_why_a_link_carries_tokens_only_is_told_once() -> None:
-    """Eight GPUs without access to each other are 56 links with one reason."""
+def test_why_a_link_carries_tokens_only_is_shown_once() -> None:
+    """Eight GPUs without peer access are 56 links with one reason."""
     assert [line for line in drawn(STATUS, 200) if "tokens only" in line] == [
         f"w1 > w0: tokens only: {TOKENS_ONLY.tokens_only_because}"
     ]
@@ -120,8 +120,8 @@ def test_why_a_link_carries_tokens_only_is_told_once() -> None:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(statuses, st.integers(100, 220))
-def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> None:
-    """A number that is cut in half reads as another number."""
+def test_no_worker_field_is_cut_on_a_usual_terminal(status, width: int) -> None:
+    """A number cut in half reads as another number."""
     lines = drawn(status, width)
     assert max(map(len, lines)) <= width
     for worker in status.workers:
@@ -132,8 +132,8 @@ def test_nothing_of_a_worker_is_cut_on_a_usual_terminal(status, width: int) -> N
 
 @settings(max_examples=examples(30), deadline=None)
 @given(statuses, st.integers(20, 120), st.integers(25, 50))
-def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height: int) -> None:
-    """A picture that scrolls cannot be watched: on at least eighty columns it has the height that it was given."""
+def test_the_live_view_fits_its_terminal(status, width: int, height: int) -> None:
+    """A view that scrolls cannot be watched: from eighty columns up it keeps to the given height."""
     lines = drawn(status, width, height)
     assert max(map(len, lines)) <= width
     assert width < 80 or len(lines) <= height
@@ -142,7 +142,7 @@ def test_the_live_picture_never_outgrows_its_terminal(status, width: int, height
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(requests, min_size=1, max_size=30).map(tuple), st.integers(15, 60))
 def test_every_request_is_shown_or_counted(shown: tuple[RequestStatus, ...], height: int) -> None:
-    """None is silently missing from the picture."""
+    """None is silently missing."""
     status = msgspec.structs.replace(STATUS, requests=shown)
     lines = drawn(status, 140, height)
     start = next((index for index, line in enumerate(lines) if line.startswith("Request ")), None)

@@ -1,4 +1,4 @@
-"""What users of `vllm serve` and of Ollama type is understood, or told with the nearest word."""
+"""What users of `vllm serve` and Ollama type is understood, or answered with the nearest match."""
 
 import argparse
 import hashlib
@@ -41,12 +41,12 @@ def load(*words: str) -> Config:
         ("-tp 2", {"tensor_parallel_size": 2}),
     ],
 )  # fmt: skip
-def test_an_option_of_vllm_serve_is_an_option_of_melld_serve(words: str, options: dict[str, Any]) -> None:
-    """A command line that served with vLLM serves with one word changed; what melld refuses it refuses by name."""
+def test_an_option_of_vllm_serve_works_in_melld_serve(words: str, options: dict[str, Any]) -> None:
+    """A vLLM command line works with one word changed; what melld refuses it refuses by name."""
     assert load("models/llama", *words.split()).model.vllm == options
 
 
-def test_every_option_of_vllm_serve_is_taken() -> None:
+def test_every_option_of_vllm_serve_is_accepted() -> None:
     """None waits for somebody to think of it."""
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
@@ -55,8 +55,8 @@ def test_every_option_of_vllm_serve_is_taken() -> None:
     assert {"max_model_len", "tool_call_parser", "ssl_keyfile", "enable_log_requests"} <= set(option_kinds())
 
 
-def test_the_servers_own_options_mean_melld_s() -> None:
-    """Address, port, keys and names are the same words with vLLM."""
+def test_server_options_mean_melld_s_own() -> None:
+    """Address, port, keys and names are spelled as in vLLM."""
     config = load(
         "models/llama", "--host", "::1", "--port", "8001", "--api-key", "sk-one", "--served-model-name", "a", "b"
     )
@@ -65,8 +65,8 @@ def test_the_servers_own_options_mean_melld_s() -> None:
     assert config.server.api_key_file is None
 
 
-def test_origins_are_allowed_as_with_vllm() -> None:
-    """A list in JSON, or words; credentials by a flag without a value."""
+def test_origins_are_allowed_as_in_vllm() -> None:
+    """A JSON list, or words; credentials by a flag without a value."""
     server = load("m", "--allowed-origins", '["http://a.example", "http://b.example"]', "--allow-credentials").server
     assert (server.allowed_origins, server.allow_credentials) == (("http://a.example", "http://b.example"), True)
     words = ("--allowed-origins", "*", "--allowed-methods", '["GET"]', "--allowed-headers", "X-A", "X-B")
@@ -103,10 +103,8 @@ def test_the_model_is_named_without_a_flag() -> None:
         ("check-config --model m --api-key= --port 1", "--api-key: is empty"),
     ],
 )
-def test_a_word_that_is_unknown_is_told_with_the_nearest(
-    words: str, told: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A typing error costs one look."""
+def test_an_unknown_word_gets_the_nearest_suggestion(words: str, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A typo costs one look."""
     assert main(words.split()) == 2
     assert told in capfd.readouterr().err
 

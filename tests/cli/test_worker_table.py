@@ -1,4 +1,4 @@
-"""A worker's bar: how full it is, and by what."""
+"""A worker's bar: how full it is, and with what."""
 
 import msgspec
 from hypothesis import given
@@ -32,20 +32,20 @@ def request(kv_bytes: int, moving_to: str | None = None) -> RequestStatus:
     )
 
 
-def test_each_request_stands_in_its_class_the_largest_first() -> None:
-    """Someone sees from the bar alone what fills a worker, and what is about to leave it."""
+def test_requests_are_grouped_by_class_largest_first() -> None:
+    """The bar alone shows what fills a worker, and what is about to leave it."""
     held = [request(72, "w1"), request(24), request(320), request(192)]
     assert worker_bar(WORKER, held, 40, ascii_only=False).plain == "S■■■■■■■■■■■■T■■■■■■■t»»t▪▪▪▪▪□□□□······"
     assert worker_bar(WORKER, held, 40, ascii_only=True).plain == "S############T#######t>>t=====++++......"
 
 
-def test_shared_blocks_are_not_shown_twice() -> None:
-    """Two requests with one long prefix fill no more than the blocks that are in use."""
+def test_shared_blocks_are_shown_once() -> None:
+    """Two requests with one long prefix fill only the blocks in use."""
     shared = [request(600), request(600)]
     assert worker_bar(WORKER, shared, 40, ascii_only=True).plain == "L##############L##############++++......"
 
 
-def test_a_lonely_small_request_is_seen() -> None:
+def test_a_single_small_request_is_visible() -> None:
     """One block in thousands is still somebody's."""
     worker = msgspec.structs.replace(WORKER, used_bytes=24, used_blocks=1, reserved_blocks=0)
     assert worker_bar(worker, [request(24)], 10, ascii_only=True).plain == "t........."
@@ -58,8 +58,8 @@ def test_a_lonely_small_request_is_seen() -> None:
     st.integers(0, 50),
     st.integers(1, 60),
 )
-def test_a_bar_tells_what_is_used_kept_and_free(sizes: list[int], total: int, used: int, kept: int, cells: int) -> None:
-    """Whatever the requests say of themselves, the filling level is the ledger's."""
+def test_a_bar_shows_used_cached_and_free(sizes: list[int], total: int, used: int, kept: int, cells: int) -> None:
+    """Whatever the requests report, the ledger decides the fill level."""
     worker = msgspec.structs.replace(
         WORKER, total_blocks=total, used_blocks=used, reserved_blocks=kept, capacity_bytes=total * 24
     )
@@ -71,8 +71,8 @@ def test_a_bar_tells_what_is_used_kept_and_free(sizes: list[int], total: int, us
     assert letters == sorted(letters, key="LMSTt".index)
 
 
-def test_letters_are_mells_classes() -> None:
-    """Each class holds its upper limit; nothing held has none."""
+def test_letters_follow_mell_s_classes() -> None:
+    """Each class includes its upper limit; a request that holds nothing has none."""
     sizes = (0, 1, 120, 121, 240, 241, 320, 321, 480, 481)
     assert [class_letter(size, 960) for size in sizes] == ["", *"ttTTSSMML"]
     assert class_letter(5, 0) == ""

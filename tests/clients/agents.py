@@ -1,4 +1,4 @@
-"""How programs for the command line are set up and asked: their words, variables and files."""
+"""How command-line programs are set up and called: their words, variables and files."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A tiny model that recites: calls the tool that it is offered, counts, or says a sentence, whatever the client wrote.
+"""A tiny model that recites: calls the offered tool, counts, or says a sentence, whatever the client wrote.
 
 Its chat template chooses the script and ends the prompt with that script's token; the weights map each token to the one
 after it.  So it answers as a capable model would, at any temperature, with constraints or without.

@@ -1,4 +1,4 @@
-"""A relay before the daemon that changes no byte: notes what a client asks, and tells when an answer is half told."""
+"""A relay in front of the daemon that changes no byte: records requests, and signals when an answer is half-way."""
 
 import asyncio
 import contextlib

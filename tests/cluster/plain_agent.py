@@ -1,4 +1,4 @@
-"""A gate, and agents as plain processes, without Ray: what stands between is the TLS connection of a real cluster."""
+"""A gate, and agents as plain processes, without Ray, over the TLS connection of a real cluster."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ CODE = "import os, sys; from melld.cluster.agent import main; main(int(sys.argv[
 
 
 class PlainAgent:
-    """An agent's process.  `word`: as its actor would hear it, why it left."""
+    """An agent's process.  `word`: why it left, as its actor would hear it."""
 
     def __init__(self, summons: Summons) -> None:
         self._ours, theirs = socket.socketpair()
@@ -47,7 +47,7 @@ class PlainAgent:
         self._ours.setblocking(False)
 
     async def word(self) -> str:
-        """Wait for its end; why it left, or "" if it could not say."""
+        """Wait for its end; return why it left, or "" if it could not say."""
         decoder, loop = FrameDecoder(ToActor), asyncio.get_running_loop()
         reason = ""
         with contextlib.suppress(ConnectionResetError):
@@ -64,7 +64,7 @@ class PlainAgent:
 
 
 class News:
-    """What was told, in order: of whom, and the reason."""
+    """What was reported, in order: about whom, and the reason."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -75,7 +75,7 @@ class News:
         self._more.set()
 
     async def until(self, what: str, since: int = 0) -> str:
-        """Wait until that was told, not counting the first `since`; the reason."""
+        """Wait for this report, ignoring the first `since`; return the reason."""
 
         async def look() -> str:
             while True:
@@ -89,7 +89,7 @@ class News:
 
 
 class Site(News):
-    """A daemon's end: a gate, and what is told of machines."""
+    """The daemon's side: a gate, and what it hears about machines."""
 
     def __init__(self, models: tuple[str, ...] = (), silence_s: float = 30.0) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Site(News):
         self.agents: list[PlainAgent] = []
 
     def summons(self, name: str, **changes: Any) -> Summons:
-        """What an agent of that name is started with."""
+        """Return what an agent of that name is started with."""
         summons = Summons(
             host="127.0.0.1",
             port=self.gate.port,
@@ -143,7 +143,7 @@ class Site(News):
         self.tell(f"joined {hello.machine}")
 
     def worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
-        """A worker of the site's model, which is told of by its name: `w0 WorkerReady`, `w0 ended`."""
+        """Start a worker of the site's model, reported by name: `w0 WorkerReady`, `w0 ended`."""
         config = Config(model=ModelConfig(path=self.models[0].path), devices=DevicesConfig(cpu=CpuDevices(count=1)))
         spec = msgspec.structs.replace(make_slots(config, [], os.environ)[0].spec, worker=name)
 
@@ -163,7 +163,7 @@ class Site(News):
 
 @contextlib.asynccontextmanager
 async def site(model: Path | None = None, silence_s: float = 30.0) -> AsyncIterator[Site]:
-    """An open gate, and an end to every agent."""
+    """An open gate; every agent ends with the test."""
     made = Site(() if model is None else (str(model),), silence_s)
     await made.gate.open("127.0.0.1", 0)
     try:
@@ -175,7 +175,7 @@ async def site(model: Path | None = None, silence_s: float = 30.0) -> AsyncItera
 
 
 class Proxy:
-    """Forwards to a gate, until it is told to forward nothing more and to close nothing: a cable that was pulled."""
+    """Forwards to a gate until cut: from then on it forwards and closes nothing, like a pulled cable."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._host, self._port = host, port
@@ -185,7 +185,7 @@ class Proxy:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, port: int, host: str = "127.0.0.1") -> AsyncIterator[tuple[Self, int]]:
-        """A proxy, and where it listens."""
+        """Open a proxy; return it and its address."""
         proxy = cls(port, host)
         async with await asyncio.start_server(proxy._connected, host, 0) as server:
             try:
@@ -197,7 +197,7 @@ class Proxy:
                 await asyncio.gather(*(writer.wait_closed() for writer in proxy._writers), return_exceptions=True)
 
     def cut(self, most: int | None = None) -> int:
-        """Cut so many cables, or all, the oldest first; return how many.  Who connects anew gets a whole one."""
+        """Cut this many cables, or all, oldest first; return how many.  New connections get a whole one."""
         whole = [cable for cable in self._cables if not any(way.done() for way in cable)][:most]
         for way in itertools.chain(*whole):
             way.cancel()

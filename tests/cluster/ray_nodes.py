@@ -75,7 +75,7 @@ class RayNodes:
         return [one.pid for one in self._all() if all(word in one.line for word in words)]
 
     def _all(self) -> Iterator[Process]:
-        """Those with our mark in their environment, where titles have not overwritten it, and their descendants."""
+        """Return the processes that carry our mark in their environment, and their descendants."""
         found = {one.pid: one for one in all_processes()}
         mark, here = f"{MARK}={self._directory}".encode(), os.getpid()
         for one in found.values():
@@ -93,7 +93,7 @@ class RayNodes:
 
 
 def all_processes() -> Iterator[Process]:
-    """Every process of this machine that has not ended and may be looked at."""
+    """Return every live process of this machine that may be inspected."""
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             line = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

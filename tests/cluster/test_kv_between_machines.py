@@ -1,4 +1,4 @@
-"""KV between machines by NIXL: what moves goes on to the letter, also where a machine's worker dies half-way."""
+"""KV between machines by NIXL: moved requests continue exactly, even if a machine's worker dies half-way."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ class Bench:
         self.operator = Operator(daemon)
 
     def beginning(self, body: dict[str, Any]) -> tuple[Stream, Any]:
-        """A stream that has begun, and its request's status."""
+        """Return a stream that has begun, and its request's status."""
         stream = Stream(self.daemon, body)
         stream.wait_chunks(12)
         [request] = self.operator.requests_of(stream)
@@ -44,14 +44,14 @@ class Bench:
         os.kill(pid, signal.SIGKILL)
 
     def wait_linked(self, more: int) -> None:
-        """Until so many more links have opened."""
+        """Wait until so many more links have opened."""
         for _ in range(more):
             self.daemon.wait_for(" by nixl")
 
 
 @pytest.fixture(scope="module")
 def over_tcp() -> Iterator[None]:
-    """Without the ways that UCX has between processes of one machine."""
+    """Disable the ways that UCX has between processes of one machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp")
         yield
@@ -73,7 +73,7 @@ def bench(over_tcp: None, nodes: RayNodes, demo_model: Path) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("case", ["greedy", "seeded", "penalties", "logprobs"])
 def test_kv_moves_to_another_machine(bench: Bench, case: str) -> None:
-    """The answer is the one that is given where nothing moves."""
+    """The answer is the same as without a move."""
     unmoved = Stream(bench.daemon, CASES[case]).result()
     stream, request = bench.beginning(CASES[case])
     there = bench.move(request)
@@ -83,8 +83,8 @@ def test_kv_moves_to_another_machine(bench: Bench, case: str) -> None:
 
 
 @pytest.mark.parametrize("dies", ["source", "destination"])
-def test_a_worker_that_dies_in_the_middle_of_a_pull_harms_no_answer(bench: Bench, dies: str) -> None:
-    """The link is slow enough to be met under way; the request goes on by its tokens, or where it was."""
+def test_a_worker_that_dies_during_a_pull_harms_no_answer(bench: Bench, dies: str) -> None:
+    """The link is slow enough to be interrupted; the request resumes from its tokens, or stays where it was."""
     unmoved = Stream(bench.daemon, LARGE).result()
     stream, request = bench.beginning(LARGE | {"cache_salt": dies})  # its blocks are not there already
     reports: list[Any] = []

@@ -1,4 +1,4 @@
-"""What is told of a launcher that does not launch.  Real processes, in the launcher's place."""
+"""A launcher that fails to launch is reported.  Real processes, in the launcher's place."""
 
 import msgspec
 import pytest
@@ -52,10 +52,10 @@ class Nobody:
     ],
     ids=["killed", "broken", "in a group of its own", "hangs"],
 )
-async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
+async def test_a_launcher_that_exits_or_hangs_is_reported_as_such(
     monkeypatch: pytest.MonkeyPatch, code: str, told: str
 ) -> None:
-    """Whoever starts the daemon does not look for GPUs that are there."""
+    """The operator must not look for missing GPUs that are there."""
     monkeypatch.setattr(launcher_process, "BEGIN", code)
     made = Cluster(ClusterConfig(address="127.0.0.1:1", start_timeout_s=5.0), "cuda", [], {}, Nobody())
     with pytest.raises(ClusterFailed) as failed:
@@ -67,8 +67,8 @@ async def test_a_launcher_that_ends_or_hangs_is_told_as_that(
 @pytest.mark.parametrize(
     "config", [ClusterConfig(), ClusterConfig(min_machines=2), ClusterConfig(listen=EVERYWHERE[1])]
 )
-async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> None:
-    """On a loaded machine; the daemon's start fails only when it was late three times.
+async def test_a_late_agent_is_requested_again(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> None:
+    """As on a loaded machine; the daemon's start fails only after three late agents.
 
     Also while other machines are not known yet.  It is told an address that it can call.
     """
@@ -80,8 +80,8 @@ async def test_an_agent_that_is_late_is_asked_for_again(monkeypatch: pytest.Monk
     await made.stop()
 
 
-def test_what_ray_says_on_a_page_is_told_in_a_line() -> None:
-    """Of a node whose Python has no melld, above all."""
+def test_a_page_of_ray_s_output_becomes_one_line() -> None:
+    """Above all for a node whose Python has no melld."""
     from melld.cluster.launcher import told_by
 
     page = """The actor died because of an error raised in its creation task, ray::AgentActor.__init__() (pid=1)

@@ -1,4 +1,4 @@
-"""Machines of a real Ray cluster: they join, are lost with their agents or nodes, and outlive launcher and head.
+"""Machines of a real Ray cluster: they join, are lost with agents or nodes, and outlive launcher and head.
 
 Two nodes on this machine, at two of its addresses, for all tests of the file, which go from harm to harm.
 """
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Daemon(News):
-    """What a daemon hears of machines."""
+    """What a daemon hears about machines."""
 
     def machine_joined(self, machine: Machine) -> None:
         self.tell(f"joined {machine.name}", f"{len(machine.devices)} device")
@@ -49,7 +49,7 @@ class Daemon(News):
 
 
 class Answer:
-    """The ear of a worker that has no model: what matters is that its machine tells of it."""
+    """The ear of a worker without a model: what matters is that its machine reports it."""
 
     def __init__(self, heard: Daemon, name: str) -> None:
         self._heard = heard
@@ -83,7 +83,7 @@ def cluster(address: str, heard: Daemon, **settings: Any) -> Cluster:
 
 
 async def refusal(address: str, **settings: Any) -> str:
-    """Why a cluster cannot be used, as is told before anything slow."""
+    """Return why a cluster cannot be used, as reported before anything slow."""
     made = cluster(address, Daemon(), **settings)
     with pytest.raises(MelldError) as refused:
         await made.check()
@@ -92,7 +92,7 @@ async def refusal(address: str, **settings: Any) -> str:
 
 
 async def test_every_node_becomes_a_machine(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
-    """Its devices are then nobody else's, and its workers see nothing of Ray's environment."""
+    """Its devices are then reserved, and its workers see nothing of Ray's environment."""
     heard, _ = daemon
     assert sorted(heard.told) == [(f"joined {HEAD}", "1 device"), (f"joined {OTHER}", "1 device")]
     agents = nodes.processes("melld: agent")
@@ -101,9 +101,7 @@ async def test_every_node_becomes_a_machine(nodes: RayNodes, daemon: tuple[Daemo
         assert [one for one in environment_of(agent) if one.startswith(b"RAY_")] == []
 
 
-async def test_who_cannot_use_the_cluster_has_one_line_about_it(
-    nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unusable_cluster_is_reported_in_one_line(nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, where Ray would take twenty seconds and a page."""
     assert "no Ray head answers at 127.0.0.2:1: " in await refusal("127.0.0.2:1")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x" * 48)
@@ -125,8 +123,8 @@ async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemo
     assert made.machines[HEAD] is other
 
 
-async def test_a_device_goes_back_to_ray_and_comes_again(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
-    """Its seat ends, and is taken by another."""
+async def test_a_device_returns_to_ray_and_comes_back(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """Its seat ends, and another takes it."""
     machine, seat = daemon[1].machines[OTHER], nodes.of_node(OTHER, "ray::Seat")
     machine.return_seat(0)
     await until_gone(seat)
@@ -135,8 +133,8 @@ async def test_a_device_goes_back_to_ray_and_comes_again(nodes: RayNodes, daemon
     assert nodes.of_node(OTHER, "ray::Seat") != seat
 
 
-async def test_agents_that_end_together_are_told_of_together(nodes: RayNodes) -> None:
-    """A fault that ends all of them is not told machine by machine, each half a second after the one before."""
+async def test_agents_that_end_together_are_reported_together(nodes: RayNodes) -> None:
+    """A fault that ends all of them is not reported machine by machine, half a second apart."""
     code = [sys.executable, "-c", ENDED, nodes.address]
     looked = await asyncio.create_subprocess_exec(*code, stdout=subprocess.PIPE, env=os.environ | nodes.environment)
     told, _ = await looked.communicate()
@@ -144,7 +142,7 @@ async def test_agents_that_end_together_are_told_of_together(nodes: RayNodes) ->
 
 
 @pytest.mark.long
-async def test_a_cluster_that_takes_everybody_is_refused() -> None:
+async def test_a_cluster_open_to_everybody_is_refused() -> None:
     """With what to do about it."""
     with RayNodes("disabled") as open_nodes, pytest.MonkeyPatch.context() as patch:
         for key, value in open_nodes.environment.items():
@@ -156,7 +154,7 @@ async def test_a_cluster_that_takes_everybody_is_refused() -> None:
 
 @pytest.mark.long
 async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
-    """Nothing is told of them; its successor starts agents as it did."""
+    """Nothing is reported; its successor starts agents as before."""
     heard, _ = daemon
     since = len(heard.told)
     (launcher,) = nodes.processes("melld: launcher")
@@ -168,8 +166,8 @@ async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daem
 
 
 @pytest.mark.long
-async def test_a_node_that_ends_takes_its_machine_alone(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
-    """With every process there; a node that is started again at that address is a machine again."""
+async def test_a_lost_node_takes_only_its_machine(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
+    """With every process there; a node restarted at that address is a machine again."""
     heard, made = daemon
     since, other = len(heard.told), made.machines[HEAD]
     raylet, agent = nodes.of_node(OTHER, "raylet/raylet"), nodes.of_node(OTHER, "melld: agent")

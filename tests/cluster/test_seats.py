@@ -1,4 +1,4 @@
-"""Devices of stopped workers go back to Ray, and come again, or others do, when a worker is started."""
+"""Devices of stopped workers return to Ray, and are requested again, or others are, when a worker starts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def gpu(uuid: str) -> Device:
 
 
 class Wire(Link):
-    """Keeps what is written, instead of a connection: what an agent would hear."""
+    """Keeps what an agent would hear, in place of a connection."""
 
     def __init__(self) -> None:
         super().__init__(Envelope, None, lambda _message, _payload: None, lambda _reason: None)
@@ -46,7 +46,7 @@ class Wire(Link):
         self.more.set()
 
     async def next(self) -> Envelope:
-        """The next that is heard."""
+        """Return the next message."""
         while not self.heard:
             self.more.clear()
             await asyncio.wait_for(self.more.wait(), PATIENCE_S)
@@ -78,14 +78,14 @@ def wire() -> Wire:
 
 @pytest.fixture
 def host(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> SeatedHost:
-    """Of a worker with one GPU, which is kept for no time after its end."""
+    """Return the host of a worker with one GPU that is returned at once after its end."""
     monkeypatch.setattr(seats, "RETURN_S", 0.0)
     hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={0: gpu("GPU-a")})
     return SeatedHost(Machine(hello, wire, lambda _machine, _why: None), [0])
 
 
 async def run_and_end(host: SeatedHost, wire: Wire) -> None:
-    """A worker's life, until its device has gone back."""
+    """Run a worker until its device has been returned."""
     ear = Ear()
     host.spawn(SPEC, ear)
     spawned = await wire.next()
@@ -96,7 +96,7 @@ async def run_and_end(host: SeatedHost, wire: Wire) -> None:
 
 
 async def test_a_worker_starts_on_the_device_that_ray_gives_now(host: SeatedHost, wire: Wire) -> None:
-    """Others may have taken the one that it had: that stays out of its sight."""
+    """Others may have taken its earlier one, which stays hidden from it."""
     await run_and_end(host, wire)
     child = host.spawn(SPEC, Ear())
     child.write([b"too early"])
@@ -111,7 +111,7 @@ async def test_a_worker_starts_on_the_device_that_ray_gives_now(host: SeatedHost
 
 
 async def test_a_worker_without_a_device_ends_with_the_reason(host: SeatedHost, wire: Wire) -> None:
-    """It is nobody's fault, and is tried again."""
+    """Nobody is to blame, and it is retried."""
     await run_and_end(host, wire)
     ear = Ear()
     host.spawn(SPEC, ear)
@@ -121,8 +121,8 @@ async def test_a_worker_without_a_device_ends_with_the_reason(host: SeatedHost, 
     assert ear.ends == ["machine m1 did not get a device: none is free"]
 
 
-async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: Wire) -> None:
-    """The worker was killed while it waited; its end is told at once, and once."""
+async def test_a_device_that_nobody_wants_any_more_is_returned(host: SeatedHost, wire: Wire) -> None:
+    """The worker was killed while it waited; its end is reported at once, and once."""
     await run_and_end(host, wire)
     ear = Ear()
     host.spawn(SPEC, ear).kill()
@@ -135,7 +135,7 @@ async def test_a_device_that_comes_for_nobody_goes_back(host: SeatedHost, wire: 
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_device_that_comes_with_the_kill_keeps_no_worker(host: SeatedHost, wire: Wire, turns: int) -> None:
+async def test_a_device_that_races_with_a_kill_keeps_no_worker(host: SeatedHost, wire: Wire, turns: int) -> None:
     """However far the loop has got: nobody else would end that worker."""
     await run_and_end(host, wire)
     ear = Ear()
@@ -153,8 +153,8 @@ async def test_a_device_that_comes_with_the_kill_keeps_no_worker(host: SeatedHos
         assert ear.ends == ["exited before it had a device"]
 
 
-async def test_a_device_that_comes_late_stays_with_the_worker_that_is_wanted_now(host: SeatedHost, wire: Wire) -> None:
-    """An operator has drained and resumed the worker while it waited: what it runs on is given to nobody else."""
+async def test_a_late_device_goes_to_the_worker_that_wants_it_now(host: SeatedHost, wire: Wire) -> None:
+    """An operator drained and resumed the worker meanwhile: its device is given to nobody else."""
     await run_and_end(host, wire)
     ear = Ear()
     host.spawn(SPEC, ear).kill()
@@ -168,7 +168,7 @@ async def test_a_device_that_comes_late_stays_with_the_worker_that_is_wanted_now
     assert wire.heard == []
 
 
-async def test_a_worker_that_is_started_again_at_once_keeps_its_device(
+async def test_a_worker_restarted_at_once_keeps_its_device(
     host: SeatedHost, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A death costs no Ray call."""

@@ -1,4 +1,4 @@
-"""`melld serve --cluster`: a daemon whose workers are on Ray nodes, and clients that notice nothing of what fails."""
+"""`melld serve --cluster`: a daemon with workers on Ray nodes, whose failures clients do not notice."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def ask(subject: Subject, words: str) -> dict[str, object]:
 
 
 def test_streams_go_on_when_a_machine_is_lost(nodes: RayNodes, among: Subject) -> None:
-    """To the letter, whatever worker they were on; the machine's processes end, and it comes back."""
+    """Exactly, on any worker; the machine's processes end, and it comes back."""
     bodies = [ask(among, words) for words in PROMPTS]
     for body in bodies:
         among.unharmed(body)
@@ -55,7 +55,7 @@ def test_streams_go_on_when_a_machine_is_lost(nodes: RayNodes, among: Subject) -
 
 
 def test_streams_go_on_without_launcher_and_head(nodes: RayNodes, among: Subject) -> None:
-    """Ray decides nothing that a running request needs.  Then the daemon ends in good order, and leaves nothing."""
+    """Ray decides nothing that a running request needs.  Then the daemon ends cleanly, and leaves nothing behind."""
     readers = [among.read(ask(among, words)) for words in PROMPTS]
     for reader in readers:
         reader.wait_chunks(5)

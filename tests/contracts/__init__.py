@@ -1,4 +1,4 @@
-"""Every fact of CUDA, torch and vLLM that the side of melld leans on that only runs on a GPU, held without one.
+"""Every assumption about CUDA, torch and vLLM that only matters on a GPU, checked without one.
 
 | module of melld | facts | held by |
 |---|---|---|

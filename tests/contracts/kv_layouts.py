@@ -1,4 +1,4 @@
-"""vLLM's own code places and makes KV caches as on a GPU, on the CPU; what `layout_of` reads of them is held to it.
+"""vLLM's own code places and makes KV caches as on a GPU, on the CPU; `layout_of` is checked against them.
 
 A process of its own: it loads vLLM.  Prints what became of each cache.
 """
@@ -28,7 +28,7 @@ KERNEL_TOKENS = 16
 
 
 def group(*specs: KVCacheSpec) -> KVCacheGroupSpec:
-    """So many layers of each of these."""
+    """Return this many layers of each of these."""
     layers = {f"model.layers.{index}.{kind}": spec for kind, spec in enumerate(specs) for index in range(LAYERS)}
     whole = (
         specs[0] if len(specs) == 1 else UniformTypeKVCacheSpecs(block_size=specs[0].block_size, kv_cache_specs=layers)
@@ -50,7 +50,7 @@ CASES = {
 
 
 def placed(groups: list[KVCacheGroupSpec], layout: KVCacheLayout) -> KVCacheConfig:
-    """Where vLLM places these caches."""
+    """Return where vLLM places these caches."""
     cache = SimpleNamespace(
         get_resolved_kv_cache_layout=lambda: layout,
         num_gpu_blocks_override=BLOCKS,
@@ -61,7 +61,7 @@ def placed(groups: list[KVCacheGroupSpec], layout: KVCacheLayout) -> KVCacheConf
 
 
 def check(groups: list[KVCacheGroupSpec], layout: KVCacheLayout) -> str:
-    """What `layout_of` makes of the caches; each byte of each block is checked."""
+    """Check what `layout_of` makes of the caches, byte by byte of each block."""
     try:
         config = placed(groups, layout)
         kernel = [KERNEL_TOKENS] * len(groups)
@@ -84,7 +84,7 @@ def check(groups: list[KVCacheGroupSpec], layout: KVCacheLayout) -> str:
 
 
 def written(tensors: list[torch.Tensor], block: int) -> torch.Tensor:
-    """The bytes of the allocation that are this block's in any layer, as the layers' own views have it."""
+    """Return the allocation's bytes that belong to this block in any layer, by the layers' own views."""
     region = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
     region.zero_()
     for tensor in tensors:
@@ -94,7 +94,7 @@ def written(tensors: list[torch.Tensor], block: int) -> torch.Tensor:
 
 
 def covered(layout: KvLayout, block: int) -> torch.Tensor:
-    """The bytes that a copy of this block moves."""
+    """Return the bytes that a copy of this block moves."""
     mask = torch.zeros(layout.region_bytes, dtype=torch.bool)
     for offset in layout.chunk_offsets:
         start = offset + block * layout.block_stride_bytes

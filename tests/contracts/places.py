@@ -1,4 +1,4 @@
-"""What a seam takes hold of in another package: read from its source, and known by a digest.
+"""The places in other packages that seams hold on to: read from their source, and known by a digest.
 
 `python -m tests.contracts.places` writes `places.json` anew, once each change that a test has named was looked at.
 With a directory of packages (an unpacked wheel) it prints instead what has changed there: what an upgrade costs.
@@ -17,7 +17,7 @@ GONE = "gone"
 
 
 def places() -> dict[str, dict[str, str]]:
-    """By seam: each place, a file and a name in it, with the digest of what stood there when it was looked at."""
+    """Return each seam's places: a file and a name in it, with the digest from the last review."""
     found: dict[str, dict[str, str]] = json.loads(PLACES.read_text())
     return found
 
@@ -41,7 +41,7 @@ def digest_of(place: str, packages: Path | None = None) -> str:
 
 
 def changed(seam: str, packages: Path | None = None) -> dict[str, str]:
-    """The places of a seam whose source is another, or gone."""
+    """Return a seam's places whose source has changed or gone."""
     now = {place: digest_of(place, packages) for place in places()[seam]}
     return {
         place: "gone" if now[place] == GONE else "changed" for place, old in places()[seam].items() if now[place] != old

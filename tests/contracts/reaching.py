@@ -1,4 +1,4 @@
-"""Finds by its syntax where melld reaches into the packages that it stands on.
+"""Finds, by syntax, where melld reaches into the packages that it builds on.
 
 Counted are, by module: assignments to their modules, classes and instances; their private names, used or imported;
 subclasses of their classes, and which private methods those extend; `setattr`.  Not seen are changes by a method call
@@ -29,7 +29,7 @@ def reaches() -> set[tuple[str, str]]:
 
 
 def words_of(module: str) -> set[str]:
-    """Each identifier of a module, and each of its short strings: a name may be handed to `setattr`."""
+    """Return each identifier of a module, and each short string: a name may be handed to `setattr`."""
     found = set()
     for node in ast.walk(_tree(MELLD / f"{module.replace('.', '/')}.py")):
         for field in ("id", "attr", "name", "arg", "value"):
@@ -87,7 +87,7 @@ def _tree(path: Path) -> ast.Module:
 
 @cache
 def _names_of(tree: ast.Module) -> frozenset[str]:
-    """What the module has from the packages, by the names that it uses."""
+    """Return what the module has from the packages, by the names that it uses."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _package(node.module) in THEIRS:

@@ -49,17 +49,17 @@ what the first runner keeps of a request | copied | 0.27 | export and import of 
 draws of a CPU generator | replaced | 0.27 | yes
   why   a fix: CPU generators take no draw back, and the engine crashed
   ours  engine.worker.residency.runner: RewindableGenerator _update_states
-  test  engine/worker/residency/test_contract.py::test_cpu_generators_cannot_take_a_draw_back
+  test  engine/worker/residency/test_contract.py::test_cpu_generators_cannot_undo_a_draw
 
 states of requests that come back | replaced | 0.27 | yes
   why   a fix: their state was sought where it once was
   ours  engine.worker.residency.runner: _update_states mamba_state_idx
-  test  engine/worker/residency/test_states.py::test_moves_in_a_row_leave_no_trace
+  test  engine/worker/residency/test_states.py::test_repeated_moves_leave_no_trace
 
 outputs known late | state | 0.27 | yes
   why   a fix: with penalties beside it, min_tokens held longer
   ours  engine.worker.residency.runner: logitsprocs_need_output_token_ids
-  test  contracts/test_vllm_cuda.py::test_vllm_is_what_the_cuda_side_takes_it_for
+  test  contracts/test_vllm_cuda.py::test_vllm_matches_the_cuda_side_s_assumptions
 
 budgets of thoughts | replaced | 0.27 | yes
   why   a fix: a request was made to end a thought that another had begun
@@ -69,23 +69,23 @@ budgets of thoughts | replaced | 0.27 | yes
 memory of the KV cache | replaced | 0.29 | an allocator as an argument
   why   siblings map it, and devices lend parts of it
   ours  engine.worker.residency.memory: allocate_kv_cache; engine.worker.residency.arena: allocate_kv_cache
-  test  contracts/test_vllm_cuda.py::test_vllm_is_what_the_cuda_side_takes_it_for
+  test  contracts/test_vllm_cuda.py::test_vllm_matches_the_cuda_side_s_assumptions
 
 the executor | subclass | 0.29 | no
   why   it tells how far a start is, lends KV memory, and ends with its ranks
   ours  engine.worker.start: Telling; engine.worker.residency.arena: InArena; engine.worker.ranks: Watched
         _init_executor
-  test  migrate/test_tensor_parallel.py::test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on
+  test  migrate/test_tensor_parallel.py::test_a_rank_s_death_is_its_worker_s_and_its_requests_go_on
 
 pauses of ranks that wait | replaced | 0.27 | yes
   why   on CPUs they would take the cores that others compute with
   ours  engine.worker.ranks: sched_yield
-  test  migrate/test_tensor_parallel.py::test_ranks_that_have_just_answered_leave_the_cores_to_others
+  test  migrate/test_tensor_parallel.py::test_idle_ranks_yield_their_cores
 
 groups of one process | replaced | torch 2.13 | yes, to torch: a group that needs no store
   why   gloo would open thirteen ports for an engine, some to the network
   ours  engine.worker.start: init_process_group new_group
-  test  serve/test_ports.py::test_the_apis_port_is_the_only_one
+  test  serve/test_ports.py::test_the_api_s_port_is_the_only_one
 
 what a worker tells as it starts | private | 0.27 | no
   why   the front end's configuration follows the workers'
@@ -97,24 +97,24 @@ what a worker tells as it starts | private | 0.27 | no
 weights of a worker that dozes | private | 0.27 | a sleep in pieces
   why   on GPUs in pieces, so that it can be called back; on CPUs read again
   ours  engine.worker.residency.weights: pointer_to_data WEIGHTS_TAG cpu_linear
-  test  engine/worker/test_pieces.py::test_a_wanted_engine_leaves_off_after_a_piece
+  test  engine/worker/test_pieces.py::test_an_engine_that_is_wanted_again_stops_after_a_piece
 
 private parts of torch | private | torch 2.13 | no
   why   GPU memory of another process as a storage; a fork before CUDA
   ours  engine.worker.residency.arena: _C _construct_storage_from_data_pointer; engine.worker.forking:
         _is_in_bad_fork
-  test  contracts/test_torch_cuda.py::test_torch_is_what_the_cuda_side_takes_it_for
+  test  contracts/test_torch_cuda.py::test_torch_matches_the_cuda_side_s_assumptions
 
 grammars | replaced | 0.27 | yes
   why   a compilation can be dropped, and is of the compiler that the judge chose
   ours  engine.worker.grammars: grammar_init backend grammar _backend _CLASSES; engine.worker.judge: _backend
         _validate_structured_outputs
-  test  engine/worker/test_grammars.py::test_the_grammar_of_an_aborted_request_is_not_compiled
+  test  engine/worker/test_grammars.py::test_an_aborted_request_s_grammar_is_not_compiled
 
 a start that costs little | replaced | 0.31 | yes
   why   kernels are put in place once, in the template; no process a model
   ours  engine.worker.forking: register_triton_kernel_overrides; engine.arguments: _run_in_subprocess
-  test  engine/test_arguments.py::test_a_model_that_is_new_here_costs_no_process
+  test  engine/test_arguments.py::test_inspecting_a_new_model_starts_no_process
 
 what the CPU build computes wrongly | replaced | 0.32 | yes
   why   fixes of rotations, Mamba and gated delta nets
@@ -133,7 +133,7 @@ options and defaults | copied | 0.29 | no
 kinds of KV | copied | 0.27 | no
   why   by their names melld knows what can be moved
   ours  engine.layers: name_of
-  test  docs/test_models_text.py::test_every_name_of_vllms_registry_is_there
+  test  docs/test_models_text.py::test_every_name_in_vllm_s_registry_is_listed
 
 packages beside vLLM | private | transformers 5.19 | no
   why   torchvision without its library; a model without the hub; templates
@@ -144,7 +144,7 @@ the engine behind the front end | subclass | 0.27 | a client as an argument
   why   a fleet is one engine to it
   ours  engine.frontend.frontend: Frontend _add_request _run_output_handler; engine.frontend.fleet_client: FleetClient
         make_async_mp_client arrival_time engine_index; engine.frontend.rehearsal: _Nobody
-  test  engine/frontend/test_fleet_client.py::test_a_clock_that_is_set_back_lets_nobody_overtake
+  test  engine/frontend/test_fleet_client.py::test_a_clock_that_is_set_back_reorders_nothing
 
 outputs on their way to text | replaced | 0.27 | the short way
   why   most say no more than which tokens are next: they take a short way
@@ -153,18 +153,18 @@ outputs on their way to text | replaced | 0.27 | the short way
         _last_output_text_offset take make_request_output output_text parse_delta text token_ids;
         engine.frontend.codec: engine_index finish_reason new_token_ids outputs stop_reason timestamp weight_version;
         engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs
-  test  api/test_plain_streams.py::test_a_stream_is_the_one_that_vllm_makes
+  test  api/test_plain_streams.py::test_a_stamped_stream_equals_vllm_s
 
 log-probabilities | replaced | 0.27 | yes
   why   numbers in place of objects, texts from a table, long prompts in pieces
   ours  engine.frontend.frontend: create_sample_logprobs convert_ids_list_to_tokens; engine.frontend.prompt_logprobs:
         _update_prompt_logprobs new_prompt_logprobs_tensors outputs
-  test  engine/frontend/test_prompt_logprobs.py::test_pieces_are_what_the_whole_is
+  test  engine/frontend/test_prompt_logprobs.py::test_the_pieces_equal_the_whole
 
 validation of constraints | replaced | 0.27 | validation off the loop
   why   a judge compiles them, never the event loop
   ours  engine.frontend.frontend: validate_xgrammar_grammar structured_outputs structured_outputs_config
-  test  api/test_constraints.py::test_a_schema_is_judged_whichever_way_it_comes
+  test  api/test_constraints.py::test_a_schema_is_judged_in_every_form
 
 metrics | private | 0.27 | no
   why   latencies of a step at once; several models in one registry
@@ -176,27 +176,27 @@ chat completions | class | 0.27 | yes
   why   thoughts under both names, bytes of every token
   ours  api.serving.chats: Chats _create_chat_logprobs _create_chat_message bytes reasoning_effort; api.serving.fit:
         __class__
-  test  api/serving/test_thinking.py::test_a_chat_tells_a_thought_under_both_names
+  test  api/serving/test_thinking.py::test_a_chat_returns_thoughts_under_both_names
 
 completions | class | 0.27 | yes
   why   offsets are those in the text, and usage is counted as OpenAI does
   ours  api.serving.completions: Completions _create_completion_logprobs _extract_prompt_text
         text_offset tokens; api.serving.usage:
         num_cached_tokens token_ids; api.serving.fit: engine_client
-  test  api/serving/test_token_bytes.py::test_a_completions_offsets_are_those_of_its_text
+  test  api/serving/test_token_bytes.py::test_a_completion_s_offsets_match_its_text
 
 responses | class | 0.30 | yes
   why   a cut answer says so, and all of the conversation is read
   ours  api.serving.responses: Responses _create_response_logprobs _make_response_output_items
         _process_simple_streaming_events _render_resolved_response_inputs _validate_create_responses_input bytes
         effort input status; api.serving.input_items: content encrypted_content
-  test  api/serving/test_to_the_letter.py::test_a_response_goes_on_from_all_of_the_one_before
+  test  api/serving/test_to_the_letter.py::test_a_response_continues_from_the_whole_previous_one
 
 kept responses | replaced | 0.27 | a store as an argument
   why   they outlive a worker and a full memory, each key's its own
   ours  api.keeping: _run_background_request _run_background_request_stream enable_store msg_store response_store
         responses_background_stream_generator
-  test  api/test_stored_responses.py::test_an_answer_made_in_the_background_survives_its_worker
+  test  api/test_stored_responses.py::test_a_background_answer_survives_its_worker
 
 messages | class | 0.32 | yes
   why   they go on from an assistant's words, and end and fail as Anthropic's do
@@ -204,13 +204,13 @@ messages | class | 0.32 | yes
         continue_final_message num_cache_creation_tokens num_cached_tokens parser_cls reasoning_effort thinking
         thinking_token_budget tool_choice; api.serving.roles: Renderer _should_merge_inline_system;
         api.serving.thinking: _render_probe_prompt
-  test  api/serving/test_to_the_letter.py::test_a_stream_of_messages_is_in_anthropics_order
+  test  api/serving/test_to_the_letter.py::test_a_messages_stream_follows_anthropic_s_order
 
 parsers of answers | class | 0.31 | yes
   why   the short way looks at them; ids and calls are told once
   ours  api.serving.streaming: _make_parser _make_response_parser; api.serving.fit: setattr;
         api.serving.telling: Telling __name__ arguments id reasoning_content tool_calls
-  test  api/serving/test_agents.py::test_a_call_is_told_once_in_each_event
+  test  api/serving/test_agents.py::test_each_event_holds_a_tool_call_once
 
 errors within streams | class | 0.27 | yes
   why   an error ends a stream as one, in each API's own form
@@ -221,12 +221,12 @@ errors within streams | class | 0.27 | yes
 long answers | replaced | 0.27 | no
   why   a million log-probabilities are made and written piece by piece
   ours  api.long_answers: setattr _LATE
-  test  api/test_long_answers.py::test_the_pieces_make_the_json_that_pydantic_makes
+  test  api/test_long_answers.py::test_the_pieces_equal_pydantic_s_json
 
 the context's length in errors | replaced | 0.27 | yes
   why   clients shorten a conversation when they are told of it
   ours  api.serving.lengths: get_max_tokens; api.serving.responses: _validate_generator_input
-  test  api/test_lengths.py::test_a_prompt_of_exactly_the_context_s_length_is_too_long
+  test  api/test_lengths.py::test_a_prompt_as_long_as_the_context_is_too_long
 
 short prompts | class | 0.27 | yes
   why   they become tokens on the event loop: handing each to a thread takes longer than the work
@@ -243,7 +243,7 @@ requests and answers | subclass | 0.27 | yes
   why   what clients of these APIs send and expect besides
   ours  api.serving.requests: ChatCompletionRequest ResponsesRequest; api.serving.rerank: Rerank Ranked RerankAnswer
         Scores _build_response; api.served_tier: TieredUsage usage
-  test  api/test_pooling.py::test_documents_are_objects_with_texts_too_and_come_back_only_if_wanted
+  test  api/test_pooling.py::test_documents_may_be_objects_and_are_returned_on_request
 
 media of requests | replaced | 0.27 | a filter of addresses
   why   fetched from public addresses alone; what is broken is the client's mistake
@@ -255,7 +255,7 @@ aiohttp's connections | subclass | aiohttp 3.14 | some of it
   ours  api.connections.connection: Connection ConnectionServer _current_request _exception
         _keepalive _lingering_time _loop _message _message_tail _messages _request_count _upgraded _waiter;
         api.connections.exchange: LongBody _value buffer_size output_size; api.guards.body: _InMemory output_size
-  test  api/test_connection.py::test_chunks_that_are_all_framing_are_refused
+  test  api/test_connection.py::test_chunks_that_are_mostly_framing_are_refused
 """
 
 

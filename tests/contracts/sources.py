@@ -1,4 +1,4 @@
-"""Facts that are read from a package's sources, which need not be importable on this machine."""
+"""Facts read from a package's sources, which need not be importable on this machine."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fact(NamedTuple):
-    """What melld leans on, and the words of the source that make it so."""
+    """An assumption of melld's, and the words of the source that make it true."""
 
     what: str
     file: str
@@ -23,16 +23,16 @@ class Fact(NamedTuple):
         return self.what
 
     def source(self) -> str:
-        """The text that should have the words."""
+        """Return the text that should contain the words."""
         text = installed(self.file).read_text()
         return part_of(text, self.where) if self.where else text
 
     def holds_in(self, source: str) -> bool:
-        """Whether the text has the words."""
+        """Return True if the text contains the words."""
         return re.search(self._pattern(), source, re.DOTALL) is not None
 
     def otherwise(self) -> str:
-        """A copy of the source in which the last of the words is another, wherever it follows the others."""
+        """Return a copy of the source whose last word is changed wherever it follows the others."""
         *before, last = self._words()
         changed = re.compile(self._join([*before, f"(?P<last>{last})"]), re.DOTALL)
         source = self.source()
@@ -52,7 +52,7 @@ class Fact(NamedTuple):
 
 
 def installed(file: str) -> Path:
-    """Where a file of an installed package lies."""
+    """Return the path of an installed package's file."""
     package, _, rest = file.partition("/")
     spec = importlib.util.find_spec(package)
     assert spec is not None
@@ -62,20 +62,20 @@ def installed(file: str) -> Path:
 
 @functools.cache
 def tree_of(text: str) -> ast.Module:
-    """Parsed once: most facts are of a few files."""
+    """Parse a file, once: most facts are in a few files."""
     return ast.parse(text)
 
 
 @functools.cache
 def definitions_in(node: ast.AST) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """By name; of several with one name the outermost, and of those the first."""
+    """Return definitions by name; of several the outermost, and of those the first."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {one.name: one for one in reversed(list(ast.walk(node))) if isinstance(one, kinds)}
 
 
 @functools.cache
 def part_of(text: str, where: str) -> str:
-    """The source of a function or class; `Class.method` is one of that class."""
+    """Return the source of a function or class; `Class.method` is one of that class."""
     node: ast.AST = tree_of(text)
     for name in where.split("."):
         assert name in definitions_in(node), f"there is no {where}"

@@ -1,4 +1,4 @@
-"""ctypes believes whatever it is told: the C compiler is asked about each struct, number and prototype."""
+"""ctypes checks nothing: the C compiler is asked about each struct, number and prototype."""
 
 import ctypes
 import re
@@ -96,7 +96,7 @@ NUMBERS = {
 
 
 def complaints(include: Path, first_cuda: tuple[int, int] = cuda_runtime._BATCH_SINCE_CUDA) -> str:
-    """What the compiler has to say to all that is believed, with these headers."""
+    """Return the compiler's complaints about all our declarations, with these headers."""
     lines = ["#include <stddef.h>", "#include <cuda.h>", "#include <cuda_runtime_api.h>"]
     lines += [f'_Static_assert({name} == {number}, "{name}");' for name, number in NUMBERS.items()]
     lines += [f"__typeof__(({kind})0) call_{name} = {name};" for name, kind in CALLS.items()]
@@ -109,8 +109,8 @@ def complaints(include: Path, first_cuda: tuple[int, int] = cuda_runtime._BATCH_
     return done.stderr
 
 
-def test_each_struct_number_and_prototype_is_cudas() -> None:
-    """A wrong offset here would be a copy from a wrong address there."""
+def test_each_struct_number_and_prototype_matches_cuda() -> None:
+    """A wrong offset here would copy from a wrong address there."""
     assert complaints(INCLUDE) == ""
 
 
@@ -137,10 +137,8 @@ def test_each_struct_number_and_prototype_is_cudas() -> None:
         ),
     ],
 )
-def test_a_header_that_says_otherwise_is_noticed(
-    tmp_path: Path, header: str, pattern: str, instead: str, named: str
-) -> None:
-    """The test above can fail: it does with a copy of the header in which one fact is another."""
+def test_a_header_that_differs_is_noticed(tmp_path: Path, header: str, pattern: str, instead: str, named: str) -> None:
+    """The test above can fail: it does with a copy of the header in which one fact is changed."""
     for entry in INCLUDE.iterdir():  # a header finds others beside itself first
         if entry.name != header:
             (tmp_path / entry.name).symlink_to(entry)
@@ -150,7 +148,7 @@ def test_a_header_that_says_otherwise_is_noticed(
     assert named in complaints(tmp_path)
 
 
-def test_the_numbers_of_nvml_are_its_own() -> None:
-    """pynvml gives one of them as a tuple by mistake; the day it does not, ours can go."""
+def test_nvml_s_numbers_match_pynvml() -> None:
+    """pynvml gives one of them as a tuple by mistake; once it does not, ours can go."""
     assert pynvml.NVML_P2P_CAPS_INDEX_READ == (nvml.P2P_READ,)
     assert pynvml.NVML_P2P_CAPS_INDEX_NVLINK == nvml.P2P_NVLINK

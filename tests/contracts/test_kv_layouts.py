@@ -1,4 +1,4 @@
-"""The KV caches that vLLM makes on a GPU are copied whole, block by block, or refused with a reason."""
+"""vLLM's GPU KV caches are copied whole, block by block, or refused with a reason."""
 
 import os
 
@@ -9,8 +9,8 @@ OF_LAYERS = {"LBHNC", "LBNHC"}
 BLOCKS_FIRST = {"BLHNC", "BLNHC"}
 
 
-def test_each_layout_of_each_kind_of_attention_is_copied_whole_or_refused() -> None:
-    """`kv_layouts` checks each byte of each block; here is what becomes of which cache."""
+def test_each_kv_layout_is_copied_whole_or_refused() -> None:
+    """`kv_layouts` checks each byte of each block; this tests what happens to which cache."""
     environment = os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT
     done = run_python("-m", "tests.contracts.kv_layouts", cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr

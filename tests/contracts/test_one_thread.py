@@ -1,4 +1,4 @@
-"""The template of GPU workers can be forked: with all that it imports ahead, it has one thread and no CUDA.
+"""The template of GPU workers can be forked: with its imports done, it has one thread and no CUDA context.
 
 Seen here: numpy with its BLAS, torch, transformers, vLLM with both GPU runners, and Triton beside them.  Not seen: what
 CUDA's build of torch and vLLM's compiled kernels do as they are loaded; `has_one_thread` asks again before each fork.
@@ -31,7 +31,7 @@ print(forking.has_one_thread())
 
 
 def told(code: str, **environment: str) -> list[str]:
-    """The words that this program prints last, with these variables."""
+    """Return the words that this program prints last, with these variables."""
     path = os.pathsep.join([str(ROOT), str(TRITON)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -44,20 +44,20 @@ def told(code: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
-def test_what_a_gpu_worker_imports_beside_a_cpu_workers_makes_no_thread_and_no_context() -> None:
-    """The short form: the nursery, where the rest is imported, has been seen to have one thread."""
+def test_a_gpu_worker_s_extra_imports_make_no_thread_and_no_context() -> None:
+    """The short form: the nursery, with the rest imported, is known to have one thread."""
     code = f"import sys; sys.path.append({str(TRITON)!r}); import triton" + TEMPLATE
     done = run_python("-c", code, cwd=ROOT, env=os.environ | COMMON_ENVIRONMENT)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True True"]), done.stderr
 
 
 @pytest.mark.long
-def test_all_that_a_gpu_worker_imports_makes_no_thread_and_no_context() -> None:
+def test_a_gpu_worker_s_imports_make_no_thread_and_no_context() -> None:
     """Else every worker would import everything anew, and start in half a minute instead of a second."""
     assert told(TEMPLATE, **COMMON_ENVIRONMENT) == ["True", "True"]
 
 
-def test_threads_of_a_blas_are_noticed() -> None:
-    """They are what the environment of workers forbids; a count that missed them would prove nothing."""
+def test_blas_threads_are_noticed() -> None:
+    """The workers' environment forbids them; a count that missed them would prove nothing."""
     assert told(NUMPY, OPENBLAS_NUM_THREADS="2") == ["False"]
     assert told(NUMPY, **COMMON_ENVIRONMENT) == ["True"]

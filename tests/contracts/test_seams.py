@@ -1,4 +1,4 @@
-"""All seams are in one list: what reaches into another package, what it takes hold of there, and what tests it."""
+"""All seams are in one list: what reaches into another package, what it holds on to there, and what tests it."""
 
 import ast
 import functools
@@ -28,18 +28,18 @@ def declared() -> set[tuple[str, str]]:
     return {(module, name) for seam in SEAMS for module, names in seam.ours.items() for name in names}
 
 
-def test_whatever_reaches_into_another_package_is_declared() -> None:
+def test_every_reach_into_another_package_is_declared() -> None:
     """Else raising a pin would be a search, and not a list."""
     assert sorted(reaching.reaches() - declared() - OURS) == []
 
 
-def test_whatever_is_declared_is_still_there() -> None:
+def test_every_declared_reach_still_exists() -> None:
     """A seam that has gone leaves the list."""
     assert sorted((module, name) for module, name in declared() if name not in reaching.words_of(module)) == []
 
 
 def test_an_undeclared_reach_is_noticed(tmp_path: Path) -> None:
-    """The test above can fail: here it is each way to reach in."""
+    """The test above can fail: here is each way to reach in."""
     file = tmp_path / "engine.py"
     file.write_text(
         "from vllm import _private, config\n"
@@ -55,20 +55,20 @@ def test_an_undeclared_reach_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.what)
-def test_a_seam_takes_hold_of_what_was_looked_at(seam: Seam) -> None:
-    """An upgrade names each place that is another now: look at it, then run `python -m tests.contracts.places`."""
+def test_every_seam_s_places_are_as_last_reviewed(seam: Seam) -> None:
+    """An upgrade names each changed place: review it, then run `python -m tests.contracts.places`."""
     assert changed(seam.what) == {}
 
 
 def test_each_seam_has_a_kind_and_places() -> None:
-    """A row without a place in another package could not be held against an upgrade."""
+    """A row without a place in another package could not be checked at an upgrade."""
     assert {seam.how for seam in SEAMS} <= KINDS
     assert [seam.what for seam in SEAMS] == list(places())
     assert all(places().values())
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.what)
-def test_a_seam_names_a_test_that_is_there(seam: Seam) -> None:
+def test_every_seam_names_an_existing_test(seam: Seam) -> None:
     """Whoever changes a seam knows what to run."""
     file, _, name = seam.test.partition("::")
     assert name in _functions(TESTS / file)
@@ -80,6 +80,6 @@ def _functions(file: Path) -> set[str]:
     return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, kinds)}
 
 
-def test_the_page_has_the_list() -> None:
-    """`python -m tests.docs.seams_text` writes it anew."""
+def test_the_page_contains_the_list() -> None:
+    """`python -m tests.docs.seams_text` writes it."""
     assert seams_text() in PAGE.read_text()

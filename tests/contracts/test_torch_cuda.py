@@ -1,4 +1,4 @@
-"""What of torch and Triton is used on a GPU alone, in the sources and headers that are installed."""
+"""What melld uses of torch and Triton only on a GPU, in the installed sources and headers."""
 
 import subprocess
 import sys
@@ -63,14 +63,14 @@ FACTS = [
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)
-def test_torch_is_what_the_cuda_side_takes_it_for(fact: Fact) -> None:
-    """An upgrade of torch that changes it fails here, by name, and not on the first GPU."""
+def test_torch_matches_the_cuda_side_s_assumptions(fact: Fact) -> None:
+    """An upgrade of torch that breaks one fails here, by name, and not on the first GPU."""
     assert fact.holds_in(fact.source())
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)
-def test_a_torch_that_is_otherwise_is_noticed(fact: Fact) -> None:
-    """Each test above can fail: it does where the words are other words."""
+def test_a_torch_that_differs_is_noticed(fact: Fact) -> None:
+    """Each test above can fail: it does where the words are changed."""
     assert not fact.holds_in(fact.otherwise())
 
 
@@ -87,15 +87,15 @@ def test_triton_can_be_told_not_to_specialise() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_storage_is_an_allocators_block_and_may_begin_inside_an_allocation() -> None:
-    """Two tensors of one of CUDA's allocations: a handle is of its base, so how far in the storage lies goes along."""
+def test_a_storage_may_begin_inside_a_cuda_allocation() -> None:
+    """Two tensors of one allocation: a handle is of its base, so the storage's offset goes along."""
     header = installed("torch/include/c10/cuda/CUDACachingAllocator.h").read_text()
     assert "getBaseAllocation" in header
     assert "nbytes" in dir(torch.UntypedStorage)
     assert "data_ptr" in dir(torch.UntypedStorage)
 
 
-def test_torchs_cuda_module_has_what_is_called() -> None:
+def test_torch_s_cuda_module_has_what_is_called() -> None:
     """By the names and the keywords that are used."""
     used = ("current_device", "device_count", "get_device_properties", "init", "synchronize", "device", "stream")
     assert [name for name in used if not hasattr(torch.cuda, name)] == []

@@ -1,4 +1,4 @@
-"""What of vLLM is used on a GPU alone: read from the pinned sources, most of which cannot be imported without one."""
+"""What melld uses of vLLM only on a GPU: read from the pinned sources, most of which cannot be imported without one."""
 
 import pytest
 
@@ -259,19 +259,19 @@ FACTS = [*MEMORY, *LENT, *SLEEP, *ASYNC, *RUNNERS, *PROCESS]
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)
-def test_vllm_is_what_the_cuda_side_takes_it_for(fact: Fact) -> None:
-    """An upgrade of vLLM that changes it fails here, by name, and not on the first GPU."""
+def test_vllm_matches_the_cuda_side_s_assumptions(fact: Fact) -> None:
+    """An upgrade of vLLM that breaks one fails here, by name, and not on the first GPU."""
     assert fact.holds_in(fact.source())
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)
-def test_a_vllm_that_is_otherwise_is_noticed(fact: Fact) -> None:
-    """Each test above can fail: it does where the words are other words."""
+def test_a_vllm_that_differs_is_noticed(fact: Fact) -> None:
+    """Each test above can fail: it does where the words are changed."""
     assert not fact.holds_in(fact.otherwise())
 
 
 @pytest.mark.parametrize("module", [*IMPORTS, *IMPORTS_OF_KIND["cuda"]])
-def test_what_is_imported_ahead_is_there(module: str) -> None:
-    """A name that went is not missed by the template, which goes on; each worker would then import its successor."""
+def test_everything_imported_ahead_exists(module: str) -> None:
+    """The template skips a name that has gone; each worker would then import its successor."""
     file = installed(module.replace(".", "/") + ".py") if "." in module else installed(module + "/__init__.py")
     assert file.exists() or (file.with_suffix("") / "__init__.py").exists()

@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 
 
 class Operated:
-    """What the control socket speaks for: a status that the test sets, and the operations that it gives."""
+    """What the control socket serves: a status that the test sets, and the test's operations."""
 
     def __init__(self, status: DaemonStatus, operations: Mapping[str, Operation] | None = None) -> None:
         self.current = status

@@ -63,7 +63,7 @@ Celsius. Fractions range from 0 to 1; a reason is empty when all is well.
 
 
 def schema_text() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION, *(_struct(kind) for kind in STRUCTS), *(_words(kind) for kind in WORDS)]
     return "\n".join(parts)
 
@@ -86,21 +86,21 @@ def _struct(kind: type[msgspec.Struct]) -> str:
 
 
 def _marks(kind: object) -> str:
-    """What stands behind the name of a field that may be null, or is a list."""
+    """Return the suffix of a field that may be null or is a list."""
     if isinstance(kind, types.UnionType):
         return f"{_marks(typing.get_args(kind)[0])}?"
     return "[]" if typing.get_origin(kind) is tuple else ""
 
 
 def _link(kind: object) -> str:
-    """Where the field's type is described, if that is here."""
+    """Return a link to the field type's description, if it is on this page."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is tuple:
         return _link(typing.get_args(kind)[0])
     return "" if kind in (str, int, float, bool) else f" [{kind.__name__}](#{kind.__name__.lower()})"  # type: ignore[attr-defined]
 
 
 def _words(kind: EnumMeta) -> str:
-    """An enumeration with the comment behind each of its words."""
+    """Return an enumeration with the comment on each of its values."""
     comments = dict(re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(kind)))
     rows = [f"- `{word.value}`: {comments[word.value]}" for word in kind]
     return "\n".join([f"## {kind.__name__}\n", *rows, ""])

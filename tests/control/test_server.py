@@ -31,13 +31,13 @@ from tests.patience import PATIENCE_S
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A runtime directory that is not there yet; its name is short, as sockets need."""
+    """Return a runtime directory that does not exist yet, with a short name, as sockets need."""
     with tempfile.TemporaryDirectory(prefix="melld-") as parent:
         yield Path(parent) / "run"
 
 
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operation with something to say, as later ones have."""
+    """An operation with an argument, as later ones have."""
 
     request: str
     worker: str
@@ -68,14 +68,14 @@ async def served(directory: Path) -> AsyncIterator[Operated]:
             yield context
 
 
-async def test_the_status_comes_through_as_it_was_given(served: Operated, directory: Path) -> None:
-    """Scripts read facts: nothing is lost or renamed between the daemon and its operator."""
+async def test_the_status_is_passed_on_unchanged(served: Operated, directory: Path) -> None:
+    """Nothing is lost or renamed between the daemon and its operator."""
     text = await asyncio.to_thread(ControlClient([directory]).status)
     assert msgspec.json.decode(text, type=DaemonStatus) == STATUS
 
 
-def test_only_its_own_user_can_reach_it(directory: Path) -> None:
-    """Whoever can open the socket commands the daemon, so nobody else may, whatever the umask and from the start."""
+def test_only_its_own_user_can_reach_the_socket(directory: Path) -> None:
+    """Whoever can open it commands the daemon, so nobody else may, whatever the umask and from the start."""
     before = os.umask(0)
     try:
         with contextlib.closing(open_control_socket(directory)) as control:
@@ -85,15 +85,15 @@ def test_only_its_own_user_can_reach_it(directory: Path) -> None:
         os.umask(before)
 
 
-async def test_an_operation_takes_and_gives_structs(served: Operated, directory: Path) -> None:
-    """Drain and migrate will join the table as reload did, without new plumbing."""
+async def test_an_operation_takes_and_returns_structs(served: Operated, directory: Path) -> None:
+    """New operations join the table without new plumbing."""
     text = await asyncio.to_thread(ControlClient([directory]).operate, "reload", Reload())
     assert msgspec.json.decode(text, type=Reloaded) == Reloaded(
         applied=("server.drain_s",), needs_restart=("model.path",)
     )
 
 
-async def test_an_operation_that_joins_later_is_found(served: Operated, directory: Path) -> None:
+async def test_an_operation_added_later_is_found(served: Operated, directory: Path) -> None:
     """The table may grow while the daemon starts."""
     served.operations["again"] = Operation(Reload, reload)
     text = await asyncio.to_thread(ControlClient([directory]).operate, "again", Reload())
@@ -111,7 +111,7 @@ async def test_an_operation_that_joins_later_is_found(served: Operated, director
         ("move", Move("r" * 70_000, "w1"), 413, "internal_error", "returned 413"),
     ],
 )
-async def test_what_was_not_done_is_answered_with_why(
+async def test_a_refused_operation_is_answered_with_the_reason(
     served: Operated,
     directory: Path,
     operation: str,
@@ -129,7 +129,7 @@ async def test_what_was_not_done_is_answered_with_why(
     assert await asyncio.to_thread(ControlClient([directory]).status)
 
 
-async def test_a_mistake_of_ours_is_told_and_logged(
+async def test_an_internal_error_is_reported_and_logged(
     served: Operated, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The operator is sent to the log, which has the traceback."""
@@ -140,10 +140,10 @@ async def test_a_mistake_of_ours_is_told_and_logged(
 
 
 @pytest.mark.parametrize("body", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"])
-async def test_a_client_that_leaves_in_the_middle_is_no_fault(
+async def test_a_client_that_leaves_midway_is_no_error(
     served: Operated, directory: Path, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
-    """An operator who presses Ctrl-C leaves no traceback in the log, and the next one is answered."""
+    """Ctrl-C leaves no traceback in the log, and the next client is answered."""
     begun = asyncio.Event()
     read = web.BaseRequest.read
 
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_in_the_middle_is_no_fault(
 
 
 async def test_an_operation_may_last_as_long_as_its_connection(served: Operated, directory: Path) -> None:
-    """A loan ends with its borrower, however that ends: what the client says no more is noticed at once."""
+    """A loan ends with its borrower, however that ends: the client's end is noticed at once."""
     over = asyncio.Event()
 
     async def last(asked: Move, call: OpenCall) -> None:
@@ -185,7 +185,7 @@ async def test_an_operation_may_last_as_long_as_its_connection(served: Operated,
     answer.close()
 
 
-async def test_a_lasting_operation_that_is_refused_is_told_as_any_other(served: Operated, directory: Path) -> None:
+async def test_a_refused_lasting_operation_is_reported_like_any_other(served: Operated, directory: Path) -> None:
     """A borrower sees why there is no device."""
 
     async def refuse(_asked: Move, _call: OpenCall) -> None:
@@ -199,8 +199,8 @@ async def test_a_lasting_operation_that_is_refused_is_told_as_any_other(served: 
         await asyncio.to_thread(client.begin, "refuse", Reload())
 
 
-def test_the_daemons_end_does_not_wait_for_lasting_operations(directory: Path) -> None:
-    """Nor does it tell them that the client disconnected: what is lent then is not taken back."""
+def test_the_daemon_s_end_does_not_wait_for_lasting_operations(directory: Path) -> None:
+    """Nor does it report a disconnect to them: what is lent then is not taken back."""
     ends: list[str] = []
 
     async def last(asked: Reload, call: OpenCall) -> None:
@@ -222,7 +222,7 @@ def test_the_daemons_end_does_not_wait_for_lasting_operations(directory: Path) -
 
 
 async def test_an_answer_has_a_deadline(served: Operated, directory: Path) -> None:
-    """A daemon that hangs does not hang its operator; and it is not said to be gone."""
+    """A daemon that hangs does not hang its operator, and is not reported as gone."""
     never = asyncio.Event()
 
     async def hang(_asked: Reload) -> Reloaded:
@@ -237,7 +237,7 @@ async def test_an_answer_has_a_deadline(served: Operated, directory: Path) -> No
 
 
 async def test_an_operation_does_not_hold_up_the_status(served: Operated, directory: Path) -> None:
-    """A drain that takes a minute can be watched, and ends as if nobody had."""
+    """A drain that takes a minute can be watched, without any effect on it."""
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow(_asked: Reload) -> Reloaded:
@@ -255,8 +255,8 @@ async def test_an_operation_does_not_hold_up_the_status(served: Operated, direct
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_connection_of_the_last_moment_is_closed_too(directory: Path, turns: int) -> None:
-    """`melld status` that comes as the daemon ends is told so at once, at whichever step of its arrival that is."""
+def test_a_last_moment_connection_is_closed_too(directory: Path, turns: int) -> None:
+    """`melld status` that comes as the daemon ends hears so at once, at any step of its arrival."""
 
     async def come_and_end(client: socket.socket, control: ControlSocket) -> None:
         async with serve_control({}, lambda: STATUS, control):
@@ -273,8 +273,8 @@ def test_a_connection_of_the_last_moment_is_closed_too(directory: Path, turns: i
         runner.run(come_and_end(client, open_control_socket(directory)))
 
 
-def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
-    """A script can tell `no daemon` from `it said no`, and a person sees where it was looked for."""
+def test_a_missing_daemon_is_reported_with_every_place_tried(directory: Path) -> None:
+    """A script can tell `no daemon` from a refusal, and a person sees where it looked."""
     directory.mkdir(mode=0o700)
     other = directory / "other"
     other.mkdir()
@@ -288,8 +288,8 @@ def test_nobody_there_is_said_with_every_place_tried(directory: Path) -> None:
     ]
 
 
-def test_a_daemon_that_goes_away_while_it_is_asked_is_no_daemon(directory: Path) -> None:
-    """A daemon that ends between the question and the answer is gone, not wrong."""
+def test_a_daemon_that_ends_during_a_request_counts_as_none(directory: Path) -> None:
+    """It is gone, not wrong."""
     with contextlib.closing(open_control_socket(directory)) as control:
         control.listener.listen()
         process = subprocess.Popen(
@@ -303,7 +303,7 @@ def test_a_daemon_that_goes_away_while_it_is_asked_is_no_daemon(directory: Path)
     assert (process.returncode, "closed the connection" in said) == (3, True)
 
 
-def test_a_socket_left_by_a_dead_daemon_is_replaced(directory: Path) -> None:
+def test_a_dead_daemon_s_socket_is_replaced(directory: Path) -> None:
     """After a crash or a power cut, the next start needs no cleaning up."""
     code = f"""
 import os, signal
@@ -353,8 +353,8 @@ def names_in(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
 
 
-async def test_a_control_socket_that_was_removed_comes_back(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The last logout takes a session's directory along; a daemon in tmux can be asked again after the next login."""
+async def test_a_removed_control_socket_comes_back(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The last logout removes a session's directory; a daemon in tmux is reachable again after the next login."""
     client = ControlClient([directory])
     with contextlib.closing(open_control_socket(directory)) as control:
         async with serve_control({}, lambda: STATUS, control) as server:
@@ -374,10 +374,8 @@ async def test_a_control_socket_that_was_removed_comes_back(directory: Path, cap
     assert names_in(directory) == []
 
 
-async def test_a_look_that_failed_half_way_is_made_good_by_the_next(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The socket is in its place again, and nobody listens: the next look must not take that for well."""
+async def test_the_next_look_completes_a_half_failed_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is in its place again, but nobody listens: the next look must not accept that."""
     with contextlib.closing(open_control_socket(directory)) as control:
         async with serve_control({}, lambda: STATUS, control) as server:
             remove(control.path)
@@ -390,10 +388,10 @@ async def test_a_look_that_failed_half_way_is_made_good_by_the_next(
             assert await asyncio.to_thread(ControlClient([directory]).status)
 
 
-async def test_a_control_socket_that_cannot_come_back_is_said_once(
+async def test_a_control_socket_that_cannot_return_is_logged_once(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until the next login there is no place for it: the daemon serves on and tries again."""
+    """Until the next login there is no place for it: the daemon serves on and keeps trying."""
     with contextlib.closing(open_control_socket(directory)) as control:
         async with serve_control({}, lambda: STATUS, control) as server:
             remove(directory)
@@ -407,7 +405,7 @@ async def test_a_control_socket_that_cannot_come_back_is_said_once(
             assert await asyncio.to_thread(ControlClient([directory]).status)
 
 
-async def test_the_socket_of_the_next_daemon_is_left_to_it(directory: Path) -> None:
+async def test_the_next_daemon_s_socket_is_left_alone(directory: Path) -> None:
     """Where the directory was removed, another daemon may have the place: the first takes nothing from it."""
     first = open_control_socket(directory)
     async with contextlib.AsyncExitStack() as second:
@@ -429,7 +427,7 @@ def test_a_directory_open_to_others_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
-def test_a_directory_of_somebody_else_is_refused(directory: Path) -> None:
+def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
     """Where everybody may write, somebody else could have made ours before us."""
     directory.mkdir(mode=0o700)
     os.chown(directory, 12345, -1)
@@ -437,15 +435,15 @@ def test_a_directory_of_somebody_else_is_refused(directory: Path) -> None:
         open_control_socket(directory)
 
 
-def test_a_link_in_its_place_is_not_followed(directory: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_in_its_place_is_not_followed(directory: Path, tmp_path: Path) -> None:
     """A link leads where its maker wants."""
     directory.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="runtime directory"):
         open_control_socket(directory)
 
 
-def test_a_file_in_the_sockets_place_is_kept(directory: Path) -> None:
-    """Only a socket is taken for a stale one."""
+def test_a_file_in_the_socket_s_place_is_kept(directory: Path) -> None:
+    """Only a socket counts as stale."""
     directory.mkdir(mode=0o700)
     (directory / CONTROL_SOCKET).write_text("mine")
     with pytest.raises(ConfigError, match="in use"):
@@ -453,8 +451,8 @@ def test_a_file_in_the_sockets_place_is_kept(directory: Path) -> None:
     assert (directory / CONTROL_SOCKET).read_text() == "mine"
 
 
-def test_a_name_too_long_for_a_socket_says_so(directory: Path) -> None:
-    """The kernel's own words for it help nobody."""
+def test_a_name_too_long_for_a_socket_is_reported(directory: Path) -> None:
+    """The kernel's own message helps nobody."""
     with pytest.raises(ConfigError, match="too long for a socket"):
         open_control_socket(directory / ("d" * 100))
 

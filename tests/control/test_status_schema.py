@@ -21,13 +21,13 @@ FIRST = {
 }
 
 
-def test_the_document_says_what_the_structs_say() -> None:
-    """A new field without documentation fails here: `python -m tests.control.schema_text > docs/status-schema.md`."""
+def test_the_document_matches_the_structs() -> None:
+    """An undocumented field fails here: `python -m tests.control.schema_text > docs/status-schema.md`."""
     assert DOCUMENT.read_text() == schema_text()
 
 
-def test_every_way_of_copying_is_told_of() -> None:
-    """Who alarms on a link without a known `transport` is not woken by one that works."""
+def test_every_transport_is_documented() -> None:
+    """An alarm on links without a known `transport` is not triggered by one that works."""
     transports = (Path(__file__).parents[2] / "melld" / "migrate" / "transports").glob("*.py")
     names = {name for path in transports for name in re.findall(r'^NAME = "(\w+)"$', path.read_text(), re.MULTILINE)}
     told = re.search(r"^- `transport\?`: (.*?);", DOCUMENT.read_text(), re.MULTILINE)
@@ -35,8 +35,8 @@ def test_every_way_of_copying_is_told_of() -> None:
     assert set(re.findall(r"`(\w+)`", told[1])) == names
 
 
-def test_no_field_is_ever_taken_away() -> None:
-    """A script that was written for schema 1 reads every later daemon of schema 1."""
+def test_no_field_is_ever_removed() -> None:
+    """A script written for schema 1 reads every later daemon of schema 1."""
     printed = msgspec.json.decode(msgspec.json.encode(STATUS))
     shapes = {"": printed, "workers": printed["workers"][0], "requests": printed["requests"][0]}
     assert {name: set(FIRST[name].split()) - set(shape) for name, shape in shapes.items()} == {
@@ -46,7 +46,7 @@ def test_no_field_is_ever_taken_away() -> None:
     }
 
 
-def test_a_status_with_unknown_fields_is_read() -> None:
+def test_a_status_with_unknown_fields_is_readable() -> None:
     """An older `melld status` shows what it knows of a newer daemon."""
     newer = {**msgspec.to_builtins(STATUS), "joules_saved": 12.5}
     newer["workers"] = [{**worker, "joules": 3.0} for worker in newer["workers"]]

@@ -1,4 +1,4 @@
-"""Who was served as promised: what the status and the metrics say of it."""
+"""Service as promised: what the status and the metrics say of it."""
 
 from melld.daemon.history import Attainment
 from melld.ids import RequestId, WorkerId
@@ -12,7 +12,7 @@ TARGETS = Targets(itl_s=0.05, ttft_s=2.0)
 
 
 def served(attainment: Attainment, name: str, ttft_s: float, itl_s: float, tokens: int = 101, prompt: int = 10) -> None:
-    """One request from its arrival to its end."""
+    """Play one request from arrival to end."""
     request, first_s = RequestId(name), 10.0 + ttft_s
     attainment.heard(events.RequestArrived(10.0, request, 1, prompt), [])
     end_s = first_s + itl_s * (tokens - 1)
@@ -23,8 +23,8 @@ def counts(attainment: Attainment) -> tuple[int, int, int, int]:
     return attainment.judged, attainment.in_time, attainment.in_pace, attainment.attained
 
 
-def test_a_request_is_judged_by_its_first_token_and_by_its_pace() -> None:
-    """Both count, each by itself and together."""
+def test_a_request_is_judged_by_its_first_token_and_its_pace() -> None:
+    """Both count, separately and together."""
     attainment = Attainment(TARGETS, {})
     served(attainment, "good", 1.9, 0.049)
     served(attainment, "late", 2.1, 0.049)
@@ -32,22 +32,22 @@ def test_a_request_is_judged_by_its_first_token_and_by_its_pace() -> None:
     assert counts(attainment) == (3, 2, 2, 1)
 
 
-def test_in_time_is_in_time_and_who_never_came_is_not_judged() -> None:
-    """A daemon that has just begun hears the end of requests that it has not seen arrive."""
+def test_on_time_counts_and_unknown_requests_are_not_judged() -> None:
+    """A daemon that has just started hears the end of requests that it has not seen arrive."""
     attainment = Attainment(TARGETS, {})
     served(attainment, "to the second", 2.0, 0.049)
     attainment.heard(events.RequestFinished(11.0, RequestId("stranger"), 100, 10.0), [])
     assert counts(attainment) == (1, 1, 1, 1)
 
 
-def test_a_chunk_beside_a_short_answer_makes_it_no_slow_one() -> None:
+def test_a_chunk_beside_a_short_answer_does_not_make_it_slow() -> None:
     """A pace is judged over 32 tokens at least."""
     attainment = Attainment(TARGETS, {})
     served(attainment, "short", 1.0, 0.5, tokens=4)
     assert counts(attainment) == (1, 1, 1, 1)
 
 
-def test_who_is_sent_away_has_missed_and_who_leaves_is_not_judged() -> None:
+def test_a_shed_request_missed_and_an_abandoned_one_is_not_judged() -> None:
     """A service that turns half of its clients away has not kept its promise to them."""
     attainment = Attainment(TARGETS, {})
     sent_away = [(name, [events.ShedRequest(Reason.QUEUE_FULL, RequestId(name))]) for name in ("shed", "another")]
@@ -57,7 +57,7 @@ def test_who_is_sent_away_has_missed_and_who_leaves_is_not_judged() -> None:
     assert counts(attainment) == (2, 0, 0, 0)
 
 
-def test_a_long_prompt_has_as_long_as_it_takes() -> None:
+def test_a_long_prompt_is_allowed_more_time() -> None:
     """Four times what its prompt takes alone, learned from the workers."""
     attainment = Attainment(TARGETS, scheduler_with().cluster.workers)
     for _ in range(20):
@@ -68,7 +68,7 @@ def test_a_long_prompt_has_as_long_as_it_takes() -> None:
     assert counts(attainment) == (2, 1, 2, 1)
 
 
-def test_a_slow_model_is_promised_half_of_its_best() -> None:
+def test_a_slow_model_is_held_to_twice_its_lone_step() -> None:
     """Nobody has to set a target: on a machine whose lone step takes 100 ms it is 200."""
     attainment = Attainment(Targets(itl_s=0.05, itl_steps=2.0), scheduler_with().cluster.workers)
     assert attainment.itl_target_s == 0.05
@@ -77,7 +77,7 @@ def test_a_slow_model_is_promised_half_of_its_best() -> None:
     assert 0.18 < (attainment.itl_target_s or 0.0) < 0.22
 
 
-def test_who_is_refused_is_forgotten() -> None:
+def test_a_refused_request_is_forgotten() -> None:
     """Nothing is kept of requests that could never run, however many come."""
     attainment = Attainment(TARGETS, {})
     request = RequestId("huge")

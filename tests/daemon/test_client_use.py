@@ -1,4 +1,4 @@
-"""What each client has used: a bill adds up to what its answers said."""
+"""Each client's use: a bill adds up to what its answers reported."""
 
 import dataclasses
 
@@ -27,8 +27,8 @@ def finish(use: ClientUse, name: str, tokens: int) -> None:
 
 
 @given(st.lists(st.tuples(clients, st.integers(0, 999), st.integers(0, 999))))
-def test_every_token_is_counted_once_for_a_known_name_or_for_others(made: list[tuple[str, int, int]]) -> None:
-    """However many keys there are, there are as many series as configured names, and one."""
+def test_every_token_counts_once_for_a_known_name_or_for_others(made: list[tuple[str, int, int]]) -> None:
+    """However many keys there are, there are as many series as configured names, plus one."""
     use = ClientUse(lambda: NAMES)
     for number, (client, prompt, output) in enumerate(made):
         arrive(use, str(number), client, prompt, place(str(number)))
@@ -41,8 +41,8 @@ def test_every_token_is_counted_once_for_a_known_name_or_for_others(made: list[t
         assert dataclasses.astuple(use.by_client[name]) == sums
 
 
-def test_who_was_served_nothing_is_billed_nothing() -> None:
-    """A request that was sent away, or left before a worker was free, has used nothing."""
+def test_an_unserved_request_is_not_billed() -> None:
+    """One that was shed, or left before a worker was free, has used nothing."""
     use = ClientUse(lambda: NAMES)
     arrive(use, "shed", "chat", 10, events.ShedRequest(Reason.QUEUE_FULL, RequestId("shed")))
     arrive(use, "left", "chat", 10, events.QueueRequest(Reason.ARRIVAL, RequestId("left")))
@@ -54,7 +54,7 @@ def test_who_was_served_nothing_is_billed_nothing() -> None:
 
 
 def test_a_new_name_counts_from_its_reload_on() -> None:
-    """What was counted stays where it was: a counter never falls."""
+    """Earlier counts stay where they were: a counter never falls."""
     names = ["chat"]
     use = ClientUse(lambda: names)
     for name in ("before", "after"):

@@ -1,4 +1,4 @@
-"""What status tells of a worker's room comes from the scheduler's own counts."""
+"""A worker's room in the status comes from the scheduler's own counts."""
 
 from types import SimpleNamespace
 from typing import Any

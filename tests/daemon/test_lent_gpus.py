@@ -1,4 +1,4 @@
-"""GPUs whose memory several models lend each other, as the daemon sees them, over a library that the tests build."""
+"""GPUs whose memory several models lend each other, as the daemon sees them, over a test library."""
 
 import contextlib
 from pathlib import Path
@@ -33,7 +33,9 @@ def declared(memory_bytes: int = 64 << 20) -> DeviceDeclared:
     return DeviceDeclared(0.0, DeviceName("cuda:0"), memory_bytes, 2 << 20)
 
 
-async def test_a_gpus_memory_is_all_there_before_a_worker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gpu_s_memory_is_reserved_before_any_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No model finds out later that another program has taken it."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path).parent))
     arena = await _arena(declared(), ["GPU-1"])
@@ -46,8 +48,8 @@ async def test_a_gpus_memory_is_all_there_before_a_worker_is(tmp_path: Path, mon
         await _arena(declared(), ["GPU-1"])
 
 
-async def test_a_cpu_devices_memory_is_a_file() -> None:
-    """It takes what is used, and needs no GPU."""
+async def test_a_cpu_device_s_memory_is_a_file() -> None:
+    """It takes only what is used, and needs no GPU."""
     arena = await _arena(declared(1 << 40), ())
     assert isinstance(arena, Arena)
     assert arena.resident_bytes == 0
@@ -55,7 +57,7 @@ async def test_a_cpu_devices_memory_is_a_file() -> None:
 
 
 def test_weights_beside_lent_memory_take_none_of_it() -> None:
-    """Otherwise the Landlord would close granules for them, and models would have less than was set aside."""
+    """Otherwise the Landlord would close granules for them, and models would get less than was set aside."""
     ready = wire.WorkerReady(**READY)
     with contextlib.closing(VirtualLoop()) as loop:
         model = next(iter(Town(loop, 2, 1).models.values()))
@@ -69,8 +71,8 @@ def config_of(demo_model: Path, first: str = "", idle: str = "") -> Config:
     return parse_config(f"{models}\n[idle]\n{idle}\n[devices]\ncuda = [0]\n", "test")
 
 
-def test_a_gpu_needs_no_arithmetic(demo_model: Path) -> None:
-    """Models without sizes lend each other what all weights leave; where they cannot, each has its part."""
+def test_gpu_memory_is_divided_automatically(demo_model: Path) -> None:
+    """Models without sizes lend each other what all weights leave; where they cannot, each gets its part."""
     gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=8 << 30)
     plain = config_of(demo_model)
     assert lacks_sizes(plain)

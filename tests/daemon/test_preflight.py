@@ -1,4 +1,4 @@
-"""What a newcomer reads when the daemon is ready, and what when it cannot begin."""
+"""What a newcomer reads when the daemon is ready, or when it cannot start."""
 
 import math
 import os
@@ -19,8 +19,8 @@ from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
 
 
-def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pasted as it stands it asks the daemon that printed it, also one with a runtime directory of its own."""
+def test_the_printed_status_command_finds_this_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pasted as it is, it asks the daemon that printed it, even one with its own runtime directory."""
     directory = str(tmp_path / "of my own")
     line = ready_text("http://127.0.0.1:1", "demo", False, CHAT, directory).splitlines()[-1]
     command = shlex.split(line.removesuffix("\n"))[2:]
@@ -29,21 +29,21 @@ def test_the_status_command_that_is_told_finds_this_daemon(tmp_path: Path, capsy
     assert directory in capsys.readouterr().err
 
 
-def test_without_a_directory_of_its_own_the_command_is_short() -> None:
+def test_without_its_own_directory_the_command_is_short() -> None:
     """Most have one daemon."""
     assert ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).rstrip().endswith("status --watch")
 
 
-def test_what_is_told_to_be_run_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a daemon that was begun as `python -m melld`, too, and where no melld is on the way to commands."""
+def test_printed_commands_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even for a daemon started as `python -m melld`, with no melld on the PATH."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "argv", [str(Path(melld.__file__).with_name("__main__.py"))])
     command = shlex.split(ready_text("http://127.0.0.1:1", "demo", False, CHAT, None).splitlines()[-1])[1]
     assert os.access(command, os.X_OK)
 
 
-def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path: Path) -> None:
-    """A typing error is mended by reading one line, and nobody is told to write into the place of their models."""
+def test_a_path_without_a_model_gets_an_explanation_and_a_hint(tmp_path: Path) -> None:
+    """One line fixes a typo, and nobody is told to write into their models' directory."""
     (tmp_path / "Llama-3.1-8B").mkdir()
     (tmp_path / "Llama-3.1-8B" / "config.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("")
@@ -62,14 +62,14 @@ def test_a_path_without_a_model_says_what_a_model_is_and_which_is_near(tmp_path:
 @pytest.mark.parametrize(
     "wrong", ["/no/such/place", "./gone", "../gone", "~/gone", "our/models/gone", "a model", "gone/"]
 )
-def test_a_directory_that_is_not_there_is_not_taken_for_a_name(wrong: str) -> None:
-    """Nobody waits for Hugging Face, and reads of tokens for it, because of a typing error."""
+def test_a_missing_directory_is_not_mistaken_for_a_hub_name(wrong: str) -> None:
+    """A typo must not make anybody wait for Hugging Face and read about its tokens."""
     with pytest.raises(ConfigError, match=r"no such directory: .*: a model directory has"):
         check_model(wrong)
 
 
-def test_a_model_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
-    """It may be another user's, or on a disk that fails: daemon and check say which, and why."""
+def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path) -> None:
+    """It may be another user's, or on a failing disk: daemon and check say which, and why."""
     (tmp_path / "config.json").symlink_to("/proc/self/mem")
     with pytest.raises(ConfigError, match=r"\[model\] path: .*: Input/output error"):
         check_model(str(tmp_path))
@@ -81,19 +81,19 @@ def test_a_model_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
         check_model(str(tmp_path))
 
 
-def test_a_host_that_no_machine_can_be_called_is_told_in_a_line() -> None:
-    """A typing error in an address is no bug of melld's."""
+def test_an_impossible_host_name_is_reported_in_one_line() -> None:
+    """A typo in an address is no bug of melld's."""
     with pytest.raises(CannotListen, match=r"cannot listen on 127.0..1:0: not a valid host name"):
         bind("127.0..1", 0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "org/a-model_1.5", "org/model-GGUF:Q4_K_M", "s3://bucket/a/model"])
-def test_a_name_is_left_to_vllm(name: str) -> None:
+def test_a_hub_name_is_left_to_vllm(name: str) -> None:
     """It may be on Hugging Face, or in a bucket."""
     check_model(name)
 
 
-def test_a_home_that_no_shell_has_filled_in_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpanded_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a configuration file, `~` stands for itself."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()
@@ -101,15 +101,15 @@ def test_a_home_that_no_shell_has_filled_in_is_named(tmp_path: Path, monkeypatch
         check_model("~/mine")
 
 
-def test_an_unknown_policy_is_told_with_the_nearest() -> None:
+def test_an_unknown_policy_gets_the_nearest_suggestion() -> None:
     """`mell_plus` is one character off."""
     with pytest.raises(ConfigError, match=r"not one of best-fit, .*did you mean 'mell-plus'\?"):
         check_policy("mell_plus")
     check_policy("mell-plus")
 
 
-def test_nobody_is_sent_away_for_a_target_unless_configured() -> None:
-    """Whoever sets nothing gets all requests served, if more slowly."""
+def test_no_request_is_shed_for_a_target_unless_configured() -> None:
+    """By default all requests are served, if more slowly."""
     config = Config(model=ModelConfig(path="m"))
     targets = scheduler_settings(config).cluster.targets
     assert targets == promised(None, 2.0, sheds=False, attainment=0.99)
@@ -117,7 +117,7 @@ def test_nobody_is_sent_away_for_a_target_unless_configured() -> None:
     assert scheduler_settings(strict).cluster.targets == Targets(itl_s=0.04, ttft_s=1.0, sheds=True, attainment=0.9)
 
 
-def test_what_never_comes_to_pass_can_be_written_into_a_decision_log() -> None:
+def test_infinity_can_be_written_into_a_decision_log() -> None:
     """Seconds may be `inf`; JSON has no such number, and a replay must decide with the same."""
     config = Config(
         model=ModelConfig(path="m"),
@@ -135,10 +135,10 @@ def test_what_never_comes_to_pass_can_be_written_into_a_decision_log() -> None:
     ("policy", "sleep_after_s", "seconds"),
     [("mell-slo", None, None), ("mell-plus", None, 60.0), ("mell-slo", 5.0, 5.0), ("best-fit", 5.0, 5.0)],
 )
-def test_the_operators_word_on_idle_workers_counts(
+def test_the_operator_s_idle_time_overrides_the_policy(
     policy: str, sleep_after_s: float | None, seconds: float | None
 ) -> None:
-    """Unset, the default policy reckons it and others wait for a minute; set, it is so for all."""
+    """Unset, the default policy computes it and the others wait a minute; set, it applies to all."""
     config = Config(
         model=ModelConfig(path="m"),
         scheduler=SchedulerConfig(policy=policy),

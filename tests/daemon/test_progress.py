@@ -1,4 +1,4 @@
-"""What is said while the workers load."""
+"""What is printed while the workers load."""
 
 from melld.config import ClusterConfig, Config, ModelConfig
 from melld.daemon.preflight import StartProgress
@@ -12,20 +12,20 @@ from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
 def loading(place: Place) -> WorkerProcess:
-    """A process in that place that is not forked yet."""
+    """Return a process in that place that has not been forked yet."""
     place.process = WorkerProcess(place.slot.spec, VirtualHost(), lambda *_: None, lambda _ended: None, Intake())
     return place.process
 
 
-async def test_while_machines_are_awaited_no_worker_is() -> None:
-    """A machine that has joined starts none before all have that must."""
+async def test_workers_wait_until_all_machines_have_joined() -> None:
+    """A machine that has joined starts no worker before all required ones have."""
     progress = StartProgress(OfflineDaemon().fleet.supervisor.places.values, lambda _: None, str)
     progress.begun(Config(model=ModelConfig(path="m"), cluster=ClusterConfig(address="auto", min_machines=2)))
     assert progress.line() == "waiting for machines to join (1 of 2)"
 
 
 async def test_each_line_says_what_every_worker_does() -> None:
-    """A minute of loading is not a minute of silence: who waits sees that it goes on, and how far it is."""
+    """A minute of loading is not a minute of silence: it shows that there is progress, and how much."""
     places = OfflineDaemon().fleet.supervisor.places
     said: list[str] = []
     far = ["5 of 20 parts imported, 1,830 modules, 612 MiB read"]

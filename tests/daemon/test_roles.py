@@ -1,4 +1,4 @@
-"""The roles that an operator gives reach the scheduler, and a worker that there is not is refused."""
+"""The operator's roles reach the scheduler, and unknown workers are refused."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_the_configured_roles_reach_the_scheduler(table: str, expected: RoleSett
     assert scheduler_settings(config).cluster.roles == expected
 
 
-def test_a_role_of_a_worker_that_there_is_not_is_refused() -> None:
+def test_a_role_of_an_unknown_worker_is_refused() -> None:
     config = parse_config('[model]\npath = "m"\n[scheduler]\nfixed_roles = {w7 = "prefill"}', "test", {})
     check_roles(config, ["w0", "w7"])
     with pytest.raises(ConfigError, match="'w7' is not one of the workers w0, w1"):

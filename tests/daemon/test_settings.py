@@ -1,4 +1,4 @@
-"""What a reload changes in a daemon that listens, and what it must not.  The sockets are real; no engine is needed."""
+"""What a reload changes in a listening daemon, and what it must not.  The sockets are real; no engine is needed."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ ANYWHERE = "0.0.0.0"  # noqa: S104  with a key, or refused
 
 
 class Operator:
-    """Who edits the configuration, and what the service manager has given."""
+    """An operator who edits the configuration, and what the service manager passed."""
 
     def __init__(self, server: ServerConfig, supervision: Supervision | None = None) -> None:
         self.server = server
@@ -41,13 +41,13 @@ class Operator:
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """A file with two keys."""
+    """Return a file with two keys."""
     (tmp_path / "keys").write_text("one\ntwo\n")
     return tmp_path / "keys"
 
 
 def replace(file: Path, text: str | None) -> None:
-    """Another text, or a FIFO."""
+    """Replace the file's text, or put a FIFO in its place."""
     file.unlink()
     if text is None:
         os.mkfifo(file)
@@ -57,7 +57,7 @@ def replace(file: Path, text: str | None) -> None:
 
 @contextlib.contextmanager
 def handed_over(family: int, address: object) -> Iterator[Supervision]:
-    """A listening socket that a service manager has opened."""
+    """Return a listening socket opened by a service manager."""
     with socket.socket(family) as listener:
         listener.bind(address)
         listener.listen()
@@ -65,7 +65,7 @@ def handed_over(family: int, address: object) -> Iterator[Supervision]:
 
 
 async def test_a_reload_cannot_open_the_api_to_the_network(key_file: Path) -> None:
-    """The socket goes on to listen on every address, whatever the new file says: its keys stay."""
+    """The socket keeps listening on every address, whatever the new file says, so its keys stay."""
     operator = Operator(ServerConfig(host=ANYWHERE, port=0, api_key_file=str(key_file)))
     with operator.settings() as settings:
         for attempt in (
@@ -80,8 +80,8 @@ async def test_a_reload_cannot_open_the_api_to_the_network(key_file: Path) -> No
         assert not settings.config.server.allow_remote_without_key
 
 
-async def test_keys_may_be_dropped_where_nobody_else_can_connect(key_file: Path) -> None:
-    """On loopback the operator decides."""
+async def test_keys_may_be_dropped_on_loopback(key_file: Path) -> None:
+    """Where nobody else can connect, the operator decides."""
     operator = Operator(ServerConfig(port=0, api_key_file=str(key_file)))
     with operator.settings() as settings:
         operator.server = ServerConfig(port=0)
@@ -90,8 +90,8 @@ async def test_keys_may_be_dropped_where_nobody_else_can_connect(key_file: Path)
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, ANYWHERE), (socket.AF_INET6, "::")])
-async def test_a_socket_of_the_service_managers_is_judged_as_it_is(family: int, host: str, key_file: Path) -> None:
-    """`ListenStream=0.0.0.0:8000` without a key is refused, at the start and when a reload would drop the keys."""
+async def test_a_service_manager_s_socket_is_judged_by_its_address(family: int, host: str, key_file: Path) -> None:
+    """`ListenStream=0.0.0.0:8000` without a key is refused, at start and when a reload would drop the keys."""
     with handed_over(family, (host, 0)) as given, pytest.raises(ConfigError, match="reachable from other machines"):
         Operator(ServerConfig(), given).settings()
     with handed_over(family, (host, 0)) as given:
@@ -103,8 +103,8 @@ async def test_a_socket_of_the_service_managers_is_judged_as_it_is(family: int, 
             assert settings.keys.client_of(None) is None
 
 
-async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None:
-    """Who has added a key sees that it counts; the log never shows one."""
+async def test_a_reload_counts_added_and_removed_keys(key_file: Path) -> None:
+    """Whoever adds a key sees that it took effect; the log never shows one."""
     operator = Operator(ServerConfig(port=0, api_key_file=str(key_file)))
     with operator.settings() as settings:
         replace(key_file, "two\nthree\nfour\n")
@@ -115,7 +115,7 @@ async def test_a_reload_says_how_many_keys_came_and_went(key_file: Path) -> None
 
 
 async def test_a_reload_gives_keys_names_and_rights(key_file: Path) -> None:
-    """Who must go first changes while requests run; that a key got a name is told, never which key."""
+    """Priorities change while requests run; the log says that a key got a name, never which key."""
     operator = Operator(ServerConfig(port=0, api_key_file=str(key_file)))
     with operator.settings() as settings:
         named = ClientConfig(key=f"sha256:{hashlib.sha256(b'two').hexdigest()}", name="chat", priority=-1)
@@ -126,7 +126,7 @@ async def test_a_reload_gives_keys_names_and_rights(key_file: Path) -> None:
 
 
 async def test_a_reload_changes_which_pages_may_call() -> None:
-    """A page is let in, or shut out, while requests run."""
+    """A page is let in or shut out while requests run."""
     operator = Operator(ServerConfig(port=0))
     with operator.settings() as settings:
         operator.server = ServerConfig(port=0, allowed_origins=("https://a.example",), allow_credentials=True)
@@ -135,7 +135,7 @@ async def test_a_reload_changes_which_pages_may_call() -> None:
 
 
 class Alone:
-    """One model, `path`, which has all the devices."""
+    """Return one model, `path`, which has all the devices."""
 
     is_alone = True
 
@@ -154,14 +154,14 @@ class Alone:
         (("model",), (), ("models",), (), ()),
     ],
 )
-async def test_a_model_that_was_alone_may_get_neighbours_by_a_reload(
+async def test_a_lone_model_may_get_neighbours_by_a_reload(
     listed: Sequence[str],
     applied: tuple[str, ...],
     needs_restart: tuple[str, ...],
     added: tuple[str, ...],
     removed: tuple[str, ...],
 ) -> None:
-    """Who turns `[model]` into `[[models]]` is told what has come, and not to restart for it."""
+    """Turning `[model]` into `[[models]]` reports what was added and asks for no restart."""
     operator = Operator(ServerConfig(port=0))
     with operator.settings() as settings:
         models = tuple(ModelConfig(path=path, weight=2.0) for path in listed)
@@ -171,14 +171,14 @@ async def test_a_model_that_was_alone_may_get_neighbours_by_a_reload(
     assert (told.models_added, told.models_removed) == (added, removed)
 
 
-def test_what_a_reload_has_changed_is_told_in_words() -> None:
+def test_a_reload_reports_its_changes_in_words() -> None:
     """One line for the log."""
     both = Reloaded(applied=("server.drain_s",), needs_restart=("server.port",), keys_added=1)
     assert in_words(both) == "server.drain_s, API keys (1 added, 0 removed); at the next start: server.port"
 
 
-async def test_the_credential_is_read_anew(tmp_path: Path) -> None:
-    """A service manager that refreshes it replaces the directory: keys rotate without a restart."""
+async def test_the_credential_is_read_again(tmp_path: Path) -> None:
+    """A service manager refreshes it by replacing the directory: keys rotate without a restart."""
     given = Supervision(credentials_directory=tmp_path / "credentials")
     operator = Operator(ServerConfig(port=0), given)
     with operator.settings() as settings:
@@ -191,7 +191,7 @@ async def test_the_credential_is_read_anew(tmp_path: Path) -> None:
 
 
 async def test_a_reload_that_cannot_be_read_changes_nothing(key_file: Path) -> None:
-    """A FIFO in the key file's place is refused at once, and the old keys go on to count."""
+    """A FIFO in the key file's place is refused at once, and the old keys remain valid."""
     operator = Operator(ServerConfig(port=0, api_key_file=str(key_file), drain_s=1.0))
     with operator.settings() as settings:
         replace(key_file, None)
@@ -202,8 +202,8 @@ async def test_a_reload_that_cannot_be_read_changes_nothing(key_file: Path) -> N
         assert settings.config.server.drain_s == 1.0
 
 
-async def test_a_reload_reads_beside_the_loop(key_file: Path) -> None:
-    """Files may lie on a disk that does not answer: the streams go on all the same."""
+async def test_a_reload_reads_files_off_the_loop(key_file: Path) -> None:
+    """Files may be on a hanging disk: the streams go on all the same."""
     readers = []
 
     class Slow(Operator):
@@ -228,14 +228,14 @@ async def test_a_reload_reads_beside_the_loop(key_file: Path) -> None:
         (ServerConfig(host="10.1.2.3", port=0, allow_remote_without_key=True), True),
     ],
 )
-def test_an_address_that_does_not_count_is_told(server: ServerConfig, is_told: bool) -> None:
-    """Where the socket unit holds the address, `[server] host` and `port` are not ignored in silence."""
+def test_an_address_without_effect_is_reported(server: ServerConfig, is_told: bool) -> None:
+    """Where the socket unit holds the address, `[server] host` and `port` are not silently ignored."""
     with handed_over(socket.AF_INET, ("127.0.0.1", 0)) as given, Operator(server, given).settings() as settings:
         assert [("127.0.0.1:" in remark) for remark in settings.remarks()] == [True] * is_told
 
 
 def test_a_unix_socket_is_served_and_named(tmp_path: Path) -> None:
-    """A socket unit with `ListenStream=/run/melld-api.sock` gives a line to paste that works."""
+    """A socket unit with `ListenStream=/run/melld-api.sock` prints a command that works."""
     path = str(tmp_path / "api")
     with (
         handed_over(socket.AF_UNIX, path) as given,

@@ -1,4 +1,4 @@
-"""What a model takes, and on how many devices: from its files and the machine, before anything is loaded."""
+"""How much memory a model needs, and on how many devices: from its files and the machine, before loading."""
 
 import json
 from pathlib import Path
@@ -19,10 +19,10 @@ GIB = 1 << 30
 
 
 @given(st.integers(1, 200), st.integers(1, 96), st.integers(1, 16), st.sampled_from([0, 12, 14, 32, 64]))
-def test_a_worker_is_made_of_the_fewest_devices_that_hold_the_model(
+def test_a_worker_gets_the_fewest_devices_that_hold_the_model(
     weights: int, memory: int, devices: int, heads: int
 ) -> None:
-    """Whole workers alone, of as many devices as the heads can be shared among; where none have room, all are tried."""
+    """Only whole workers whose device count divides the attention heads; if none fits, all devices are tried."""
     size = fewest_devices(weights * GIB, memory * GIB, devices, heads)
     assert devices % size == 0
     may = [one for one in range(1, devices + 1) if devices % one == 0 and heads and heads % one == 0]
@@ -32,7 +32,7 @@ def test_a_worker_is_made_of_the_fewest_devices_that_hold_the_model(
 
 
 def test_seventy_billion_parameters_take_two_large_cards_or_eight_small_ones() -> None:
-    """141 GB in half precision; on two of 80 GB little is left for KV, and it is tried."""
+    """141 GB in half precision; two 80 GB cards leave little for KV, but it is tried."""
     weights = 141 * 10**9
     assert fewest_devices(weights, int(0.9 * 80e9), 2, 64) == 2
     assert fewest_devices(weights, int(0.9 * 24e9), 8, 64) == 8
@@ -48,10 +48,10 @@ def test_seventy_billion_parameters_take_two_large_cards_or_eight_small_ones() -
         ("other.slice", "3000", 4096),
     ],
 )
-def test_memory_that_a_service_may_not_take_is_not_counted_on(
+def test_memory_beyond_the_service_s_limit_is_not_counted(
     tmp_path: Path, group: str, limit: str, available: int
 ) -> None:
-    """`MemoryMax=` of the unit, or of what is around it, ends a daemon that takes more than the files cached there."""
+    """`MemoryMax=` of the unit, or of an enclosing slice, kills a daemon that exceeds it, apart from cached files."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  4 kB\n")
     (tmp_path / "proc" / "self" / "cgroup").write_text("1:name=systemd:/x\n0::/system.slice/melld.service\n")
@@ -65,7 +65,7 @@ def test_memory_that_a_service_may_not_take_is_not_counted_on(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model of 100 MiB in two files, of which a third kind lies beside them."""
+    """Return a model of 100 MiB in two files, with a third kind beside them."""
     (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16", "num_attention_heads": 4}))
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors")
     for name, mib in zip(names, (60, 40, 100), strict=True):
@@ -76,7 +76,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_weights_are_found_where_vllm_downloads_them(tmp_path: Path) -> None:
+def test_weights_are_found_in_vllm_s_download_folder(tmp_path: Path) -> None:
     """Else a model too large for one device would be put on one."""
     kept = tmp_path / "models--us--ours"
     (kept / "refs").mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_weights_are_found_where_vllm_downloads_them(tmp_path: Path) -> None:
 
 
 def test_only_the_files_that_are_loaded_count(model: Path) -> None:
-    """Several hubs' models hold the same weights twice, in another order."""
+    """Many hub models hold the same weights twice in different formats."""
     config = ModelConfig(path=str(model))
     assert weights_bytes(config, "auto") == 100 << 20
     assert weights_bytes(config, "float32") == 200 << 20
@@ -112,22 +112,22 @@ def test_only_the_files_that_are_loaded_count(model: Path) -> None:
         (120, "[model.vllm]\ncpu_offload_gb = 1", 1),
     ],
 )
-def test_devices_are_grouped_for_a_model_that_one_cannot_hold(model: Path, mib: int, more: str, size: int) -> None:
-    """200 MiB as float32, and a tenth for KV; what an operator has set stays."""
+def test_devices_are_grouped_for_a_model_too_large_for_one(model: Path, mib: int, more: str, size: int) -> None:
+    """200 MiB as float32, plus a tenth for KV; the operator's settings stay."""
     text = f'[model]\npath = "{model}"\n[devices]\ncpu = {{count = 4, memory_bytes = "{mib}MiB"}}\n{more}\n'
     assert group_devices(parse_config(text, "test"), []).devices.group_size == size
 
 
-def test_gpus_are_grouped_by_the_memory_of_the_least_one(model: Path) -> None:
-    """Ranks divide a model evenly; a GPU that serves two workers is nobody's to group."""
+def test_gpus_are_grouped_by_the_smallest_one_s_memory(model: Path) -> None:
+    """Ranks divide a model evenly; a GPU that serves two workers is not grouped."""
     config = parse_config(f'[model]\npath = "{model}"\n[devices]\ncuda = [0, 1]\n', "test")
     gpus = [Device(index=0, uuid="GPU-1", memory_bytes=1 << 30), Device(index=1, uuid="GPU-2", memory_bytes=80 << 20)]
     assert group_devices(config, gpus).devices.group_size == 2
     assert group_devices(config, gpus[:1] * 2).devices.group_size == 1
 
 
-def test_cpu_devices_leave_memory_for_the_process_that_workers_are_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes its memory while the daemon reckons; what an operator allows is his to reckon."""
+def test_cpu_devices_leave_memory_for_the_template_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It allocates while the daemon plans; an operator's explicit limit is taken as is."""
     monkeypatch.setattr(sizes, "available_bytes", lambda: 10 * GIB)
     config = parse_config('[model]\npath = "m"\n[devices]\ncpu = 2', "test", {})
     assert device_memory_bytes(config, []) == [int(0.9 * (10 * GIB - sizes.TEMPLATE_BYTES)) // 2] * 2
@@ -154,7 +154,7 @@ def check_lending(text: str, gpus: int, gib: int = 8) -> None:
 
 
 def test_lent_memory_leaves_room_for_all_models(demo_model: Path) -> None:
-    """No weights displace it, so models that do not fit beside it would only fail while they are loaded."""
+    """It never yields to weights, so models that do not fit beside it would only fail while loading."""
     text = LENDING.format(gpus="0", lent="5GiB", model=demo_model)
     check_lending(text, 1)
     check_lending(text, 2)
@@ -171,14 +171,14 @@ def test_lent_memory_leaves_room_for_all_models(demo_model: Path) -> None:
         (LENDING.partition('[[models]]\npath = "{model}"\nname = "two"')[0], 1, "no other to lend to"),
     ],
 )
-def test_gpu_memory_that_nobody_could_lend_is_refused(demo_model: Path, text: str, gpus: int, why: str) -> None:
+def test_lending_gpu_memory_is_refused_where_it_is_impossible(demo_model: Path, text: str, gpus: int, why: str) -> None:
     """An operator who asks for it does not get something else."""
     with pytest.raises(ConfigError, match=why):
         check_lending(text.format(gpus="0", lent="1GiB", model=demo_model), gpus)
 
 
 def test_a_gpu_with_two_workers_of_a_model_does_not_lend(demo_model: Path) -> None:
-    """Each worker's device would have a memory of its own."""
+    """Each worker's device would have its own memory."""
     config = parse_config(LENDING.format(gpus="0, 0", lent="1GiB", model=demo_model), "melld.toml")
     gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=80 * GIB)
     with pytest.raises(ConfigError, match="listed twice"):
@@ -186,10 +186,10 @@ def test_a_gpu_with_two_workers_of_a_model_does_not_lend(demo_model: Path) -> No
 
 
 @pytest.mark.parametrize(("lent", "expected"), [("1GiB", (GIB, 0, False)), ("", (int(0.9 * 8 * GIB), None, True))])
-def test_the_landlord_of_lent_gpu_memory_counts_no_weights(
+def test_the_landlord_of_lent_gpu_memory_ignores_weights(
     demo_model: Path, lent: str, expected: tuple[int, int | None, bool]
 ) -> None:
-    """They lie beside it; without lending all of a GPU is for weights and KV."""
+    """They are outside it; without lending, the whole GPU is for weights and KV."""
     text = LENDING.format(gpus="0", lent=lent or "1GiB", model=demo_model) + "[idle]\nhost_cache_bytes = '4GiB'\n"
     config = parse_config(text if lent else text.replace('lent_kv_bytes = "1GiB"', ""), "melld.toml")
     gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=8 * GIB)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Manager:
-    """The other end of the protocol: a real datagram socket that hears what the daemon says."""
+    """The other end of the protocol: a real datagram socket that receives the daemon's messages."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -60,8 +60,8 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     made.socket.close()
 
 
-def test_a_whole_life_as_the_manager_hears_it(manager: Manager) -> None:
-    """Start, reload and stop are told in systemd's words, over either kind of socket."""
+def test_the_manager_hears_start_reload_and_stop(manager: Manager) -> None:
+    """In systemd's words, over either kind of socket."""
     supervision = read_supervision({"NOTIFY_SOCKET": manager.address}, os.getpid())
     notifier = Notifier(supervision.notify_address)
     before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
@@ -83,7 +83,7 @@ def test_a_whole_life_as_the_manager_hears_it(manager: Manager) -> None:
 
 
 @given(st.text(st.characters(codec=None), max_size=200))
-def test_no_status_can_say_anything_but_a_status(text: str) -> None:
+def test_a_status_text_cannot_inject_other_messages(text: str) -> None:
     """An error message with a line break must not be read as READY=1 or WATCHDOG=1."""
     manager = Manager(f"@melld-test-status-{os.getpid()}")
     try:
@@ -94,13 +94,13 @@ def test_no_status_can_say_anything_but_a_status(text: str) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "/nowhere/notify", "@melld-nobody-listens"])
-def test_without_a_listener_nothing_is_raised(address: str | None) -> None:
+def test_a_missing_manager_raises_nothing(address: str | None) -> None:
     """Started by hand, or with the manager gone, the daemon serves all the same."""
     assert not Notifier(address).send(READY="1")
 
 
-def test_a_manager_that_does_not_listen_never_blocks_the_loop(tmp_path: Path) -> None:
-    """A full socket is a lost message, not a daemon that stands still."""
+def test_a_manager_that_does_not_read_never_blocks_the_loop(tmp_path: Path) -> None:
+    """A full socket means a lost message, not a stalled daemon."""
     deaf = Manager(str(tmp_path / "notify"))
     notifier = Notifier(deaf.address)
     assert notifier.send(STATUS="x")
@@ -113,7 +113,7 @@ def test_a_manager_that_does_not_listen_never_blocks_the_loop(tmp_path: Path) ->
 
 
 async def test_the_watchdog_is_fed_only_while_all_is_well(manager: Manager) -> None:
-    """A daemon whose workers hang is restarted by the manager; what is wrong can be read in its status."""
+    """The manager restarts a daemon whose workers hang; its status says what is wrong."""
     beats = iter([Beat(True, "serving"), Beat(False, "worker cpu:0 hangs"), Beat(True)])
     done = asyncio.Event()
 
@@ -132,14 +132,14 @@ async def test_the_watchdog_is_fed_only_while_all_is_well(manager: Manager) -> N
         manager.socket.recv(4096)  # not well and nothing to say: silence
 
 
-async def test_a_health_that_cannot_be_told_is_no_reason_for_a_restart(manager: Manager) -> None:
-    """The loop runs, and streams with it: a bug in the words about it must not have the manager end them."""
+async def test_an_unknown_health_is_no_reason_for_a_restart(manager: Manager) -> None:
+    """The loop and its streams run: a bug in describing health must not make the manager kill them."""
     with pytest.raises(ZeroDivisionError):
         await keep_told(Notifier(manager.address), 0.001, lambda: Beat(well=bool(1 // 0)))
     assert manager.hear() == {"WATCHDOG": "1"}
 
 
-def test_what_is_meant_for_another_process_is_left_alone() -> None:
+def test_another_process_s_variables_are_left_alone() -> None:
     """A daemon started from another service's shell takes neither its sockets nor its watchdog."""
     variables = {
         "LISTEN_FDS": "2",
@@ -161,13 +161,13 @@ NAMES = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.text(max_size=8)))
-def test_a_garbled_environment_is_no_supervision_at_most(variables: dict[str, str]) -> None:
+def test_a_garbled_environment_at_worst_disables_supervision(variables: dict[str, str]) -> None:
     """Nothing in the environment can keep the daemon from starting."""
     supervision = read_supervision(variables | {"LISTEN_PID": "7"}, 7)
     assert supervision.beat_interval_s > 0
 
 
-def test_workers_inherit_nothing_of_it() -> None:
+def test_workers_inherit_no_manager_variables() -> None:
     """A worker that spoke on the manager's socket could keep a dead daemon looking alive."""
     environment = {
         "NOTIFY_SOCKET": "/run/x",
@@ -180,8 +180,8 @@ def test_workers_inherit_nothing_of_it() -> None:
     assert environment == {"PATH": "/bin"}
 
 
-def test_credentials_are_named_in_their_directory_alone(tmp_path: Path) -> None:
-    """Keys come from a place that only the service can read, and no name leads out of it."""
+def test_credential_names_cannot_leave_their_directory(tmp_path: Path) -> None:
+    """Keys come from a place that only the service can read."""
     given = read_supervision({"CREDENTIALS_DIRECTORY": str(tmp_path)}, 7)
     assert given.credential("api-keys") == tmp_path / "api-keys"
     assert given.credential("../secret") == tmp_path / "secret"
@@ -210,7 +210,7 @@ client.close()
 
 
 def test_a_restart_refuses_nobody(tmp_path: Path) -> None:
-    """Clients that come while no daemon runs wait in the manager's socket, and the next daemon serves them."""
+    """Clients that connect while no daemon runs wait in the manager's socket until the next one serves them."""
     manager = Manager(str(tmp_path / "notify"))
     with socket.create_server(("127.0.0.1", 0)) as api:
         environment = os.environ | {
@@ -238,7 +238,7 @@ def test_a_restart_refuses_nobody(tmp_path: Path) -> None:
 
 
 def test_only_a_listening_stream_socket_is_accepted(tmp_path: Path) -> None:
-    """A .socket unit of the wrong kind is refused with a clear line instead of failing at the first client."""
+    """A .socket unit of the wrong kind gets a clear error instead of failing at the first client."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, (tmp_path / "file").open("w") as file:
         wrong = Supervision(descriptors=(("api", datagrams.fileno()), ("file", file.fileno())))
         with pytest.raises(ConfigError, match="not a listening stream socket"):

@@ -1,4 +1,4 @@
-"""The unit files: systemd accepts them, and they agree with melld's own settings."""
+"""The unit files: systemd accepts them, and they match melld's own settings."""
 
 import configparser
 import re
@@ -13,7 +13,7 @@ UNITS = Path(__file__).parents[2] / "systemd"
 
 
 class Unit(configparser.RawConfigParser):
-    """A unit file: like an INI file, but keys have a case and may come several times (the last one counts here)."""
+    """A unit file: like an INI file, but keys are case-sensitive and may repeat (the last one counts here)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(strict=False, comment_prefixes=("#", ";"), delimiters=("=",), interpolation=None)
@@ -28,7 +28,7 @@ def _seconds(text: str) -> float:
     return int(number) * {"s": 1, "min": 60}[unit]
 
 
-def test_systemd_accepts_both_units_without_a_word(tmp_path: Path) -> None:
+def test_systemd_accepts_both_units_without_warnings(tmp_path: Path) -> None:
     """An ignored line in a unit is a protection that is not there."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
@@ -47,7 +47,7 @@ def test_systemd_accepts_both_units_without_a_word(tmp_path: Path) -> None:
 
 
 def test_the_manager_waits_longer_than_the_drain() -> None:
-    """`systemctl stop` must not kill answers that melld has promised to finish."""
+    """`systemctl stop` must not kill answers that melld promised to finish."""
     from melld.config_server import ServerConfig
 
     service = Unit("melld.service")["Service"]
@@ -55,7 +55,7 @@ def test_the_manager_waits_longer_than_the_drain() -> None:
     assert service["KillMode"] == "mixed"
 
 
-def test_the_socket_is_the_address_that_melld_would_take_itself() -> None:
+def test_the_socket_unit_uses_melld_s_default_address() -> None:
     """With or without systemd, the same curl line works."""
     from melld.config_server import ServerConfig
 
@@ -65,8 +65,8 @@ def test_the_socket_is_the_address_that_melld_would_take_itself() -> None:
     assert unit["FileDescriptorName"] == "api"
 
 
-def test_nothing_that_cuda_cannot_live_with_is_switched_on() -> None:
-    """A well-meant line of hardening must not take the GPUs away."""
+def test_no_hardening_option_breaks_cuda() -> None:
+    """A well-meant line must not take the GPUs away."""
     service = Unit("melld.service")["Service"]
     for forbidden in ("MemoryDenyWriteExecute", "PrivateDevices", "PrivateIPC", "PrivateUsers", "ProcSubset"):
         assert forbidden not in service

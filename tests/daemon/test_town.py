@@ -1,4 +1,4 @@
-"""Several models under random histories: whatever happens, every request of every model comes to its end."""
+"""Several models under random histories: whatever happens, every request completes."""
 
 import os
 import random
@@ -18,19 +18,19 @@ TOLD = [(2, 60), (16, 60), (17, 60), (198, 90)]
 
 
 @pytest.mark.parametrize(("seed", "length"), [*TOLD, *((1000 + number, 90) for number in range(HISTORIES))])
-def test_whatever_happens_every_request_of_every_model_comes_to_its_end(seed: int, length: int) -> None:
-    """Deaths, hangs, drains, unloads and loads that fail, in any order."""
+def test_every_request_of_every_model_completes(seed: int, length: int) -> None:
+    """Under deaths, hangs, drains, unloads and failed loads, in any order."""
     chance = random.Random(seed)
     play([chance.randrange(CHOICES) for _ in range(length)])
 
 
-def test_a_newer_offer_is_not_undone_by_the_rest_of_an_older_one() -> None:
-    """A scheduler decides on the first part of what it is told, and that changes what there is."""
+def test_a_newer_offer_is_not_undone_by_an_older_one() -> None:
+    """A scheduler acts on the first part of an offer, which changes what is available."""
     told: list[str] = []
     older, newer = (OfferCapacity(WorkerId("w0"), Why.ROOM, capacity_bytes, 0.0) for capacity_bytes in (9000, 0))
 
     class Deciding:
-        """Its scheduler places a request at once, and the Landlord offers less."""
+        """A model whose scheduler places a request at once, so that the Landlord offers less."""
 
         driver = SimpleNamespace(is_busy=False)
 

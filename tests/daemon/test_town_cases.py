@@ -1,4 +1,4 @@
-"""Cases of several models that random histories seldom meet, on the same virtual town."""
+"""Cases of several models that random histories seldom reach, on the same virtual town."""
 
 import asyncio
 
@@ -22,15 +22,15 @@ def worker_of(town: Town, name: str) -> Borrower:
 
 
 async def answered(town: Town) -> None:
-    """All that was asked is answered."""
+    """Check that every request was answered."""
     for _ in range(40):
         await town.rest()
         for worker in town.workers:
             worker.step()
 
 
-def test_a_worker_that_dies_as_its_memory_is_freed_is_freed_once() -> None:
-    """It has just said that it dozes; what it had is soon another's, and must not be freed again."""
+def test_a_worker_that_dies_while_freeing_its_memory_is_freed_once() -> None:
+    """It has just reported that it dozes; its memory soon belongs to others and must not be freed again."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await Town(loop, 2, 1, granules=20, keep_alive_s=1.0, dozes=True).start()
@@ -59,7 +59,7 @@ def test_a_worker_that_dies_as_its_memory_is_freed_is_freed_once() -> None:
 
 
 async def short_of_memory(loop: VirtualLoop) -> Town:
-    """Return a town where B, unloaded before, is called while A's answers hold the memory that it needs."""
+    """Return a town where unloaded model B is called while A's answers hold the memory that it needs."""
     town = await Town(loop, 2, 1, granules=14).start()
     town.spawn(town.shell.unload(town.models[B], now=False))
     for _ in range(3):
@@ -74,8 +74,8 @@ async def short_of_memory(loop: VirtualLoop) -> Town:
     return town
 
 
-def test_a_load_that_fails_at_once_takes_back_what_was_offered_with_it() -> None:
-    """Else its scheduler places requests where nothing loads the model, and nobody has promised them memory."""
+def test_a_load_that_fails_at_once_withdraws_its_offer() -> None:
+    """Else its scheduler places requests where nothing loads the model and no memory was promised."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await short_of_memory(loop)
@@ -90,8 +90,8 @@ def test_a_load_that_fails_at_once_takes_back_what_was_offered_with_it() -> None
     run_virtually(history)
 
 
-def test_a_client_that_leaves_while_its_model_waits_for_memory_waits_no_more() -> None:
-    """Else another model would leave for nobody."""
+def test_a_client_that_leaves_cancels_its_wait_for_memory() -> None:
+    """Else another model would be unloaded for nobody."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await short_of_memory(loop)
@@ -106,8 +106,8 @@ def test_a_client_that_leaves_while_its_model_waits_for_memory_waits_no_more() -
     run_virtually(history)
 
 
-def test_a_model_that_is_kept_for_no_time_serves_its_first_call() -> None:
-    """It is not unloaded again while the call that it was loaded for becomes a request."""
+def test_a_model_with_no_keep_alive_serves_its_first_call() -> None:
+    """It is not unloaded again while the call that loaded it becomes a request."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await Town(loop, 3, 1, granules=11, keep_alive_s=0.0).start()
@@ -157,8 +157,8 @@ def test_a_request_that_never_fits_beside_a_pinned_model_is_refused(before: str)
     run_virtually(history)
 
 
-def test_a_model_that_never_fits_beside_a_pinned_one_is_refused_with_the_arithmetic() -> None:
-    """Nobody waits for it until a deadline."""
+def test_a_model_that_never_fits_beside_a_pinned_one_is_refused() -> None:
+    """With the arithmetic, and without waiting until a deadline."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await Town(loop, 2, 1, granules=9, pinned=True).start()
@@ -172,8 +172,8 @@ def test_a_model_that_never_fits_beside_a_pinned_one_is_refused_with_the_arithme
 
 
 @pytest.mark.parametrize("has_dozed", [False, True])
-def test_what_an_operator_unloads_while_it_begins_to_doze_ends(has_dozed: bool) -> None:
-    """He is told so when its process is gone."""
+def test_an_unload_during_the_start_of_a_doze_completes(has_dozed: bool) -> None:
+    """The operator hears of it when the process is gone."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await Town(loop, 2, 1, granules=20, keep_alive_s=1.0, dozes=True).start()
@@ -198,7 +198,7 @@ def test_what_an_operator_unloads_while_it_begins_to_doze_ends(has_dozed: bool) 
 
 
 def test_an_unload_does_not_load_the_model_on_another_device() -> None:
-    """Running requests end where they are, for the operator wants the memory; a call that waited loads it again."""
+    """Running requests end where they are, since the operator wants the memory; a waiting call reloads it."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await Town(loop, 2, 2).start()
@@ -220,8 +220,8 @@ def test_an_unload_does_not_load_the_model_on_another_device() -> None:
     run_virtually(history)
 
 
-def test_an_operators_resume_does_not_fill_what_the_landlord_empties() -> None:
-    """Else an unload, or a model that waits for the place, waits for as long as new requests come."""
+def test_an_operator_s_resume_does_not_undo_the_landlord_s_emptying() -> None:
+    """Else an unload, or a model that waits for the place, waits as long as new requests come."""
 
     async def history(loop: VirtualLoop) -> None:
         town = await Town(loop, 2, 1).start()
@@ -243,8 +243,8 @@ def test_an_operators_resume_does_not_fill_what_the_landlord_empties() -> None:
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-def test_a_model_that_was_alone_shares_its_device_when_another_comes(is_down: bool) -> None:
-    """Its streams go on, the other is loaded beside it, and whatever becomes of its worker is the Landlord's to say."""
+def test_a_lone_model_shares_its_device_when_another_comes(is_down: bool) -> None:
+    """Its streams go on while the other is loaded beside it, and from then on the Landlord governs its worker."""
 
     async def history(loop: VirtualLoop) -> None:
         town = Town(loop, 2, 1, granules=60, alone=True)

@@ -1,4 +1,4 @@
-"""The units that are written: right for each manager, and known again."""
+"""Generated units: right for each manager, and recognised later."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ SERVICE = (UNITS / "melld.service").read_text()
 SOCKET = (UNITS / "melld.socket").read_text()
 
 
-def test_the_systems_unit_differs_in_the_program_alone() -> None:
+def test_the_system_unit_differs_only_in_the_program() -> None:
     """What was reviewed and hardened in systemd/ is what runs."""
     assert PROGRAM in SERVICE
     assert system_unit(SERVICE, PROGRAM) == SERVICE
@@ -25,8 +25,8 @@ def test_the_systems_unit_differs_in_the_program_alone() -> None:
     )
 
 
-def test_the_users_unit_asks_for_nothing_that_needs_privileges() -> None:
-    """A user's manager refuses to start a unit that wants another user or a namespace."""
+def test_the_user_unit_needs_no_privileges() -> None:
+    """A user manager refuses a unit that wants another user or a namespace."""
     text = user_unit(SERVICE, "/home/me/bin/melld")
     for needs_privileges in ("DynamicUser", "DevicePolicy", "ProtectSystem", "LoadCredential", "CapabilityBoundingSet"):
         assert needs_privileges in SERVICE
@@ -37,14 +37,14 @@ def test_the_users_unit_asks_for_nothing_that_needs_privileges() -> None:
         assert kept in text
 
 
-def test_the_users_daemon_keeps_what_it_has_measured() -> None:
-    """The manager removes the runtime directory at each stop: what is there would be measured at each start."""
+def test_the_user_daemon_keeps_its_measurements() -> None:
+    """The manager removes the runtime directory at each stop, so data there would be measured anew."""
     assert "\nStateDirectory=melld\n" in user_unit(SERVICE, PROGRAM)
 
 
 @pytest.mark.parametrize("manager", ["--system", "--user"])
-def test_systemd_accepts_what_is_written(tmp_path: Path, manager: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit with an ignored line would be less than it seems, and one in "My Projects" runs no program."""
+def test_systemd_accepts_generated_units(tmp_path: Path, manager: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ignored line would weaken the unit, and an unquoted "My Projects" would run no program."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     place = tmp_path / "my 50% place"
@@ -66,7 +66,7 @@ def test_systemd_accepts_what_is_written(tmp_path: Path, manager: str, monkeypat
 
 
 @given(st.text(), st.text(min_size=1, max_size=1))
-def test_a_signed_text_is_known_again_until_it_is_edited(text: str, more: str) -> None:
+def test_a_signed_text_is_recognised_until_it_is_edited(text: str, more: str) -> None:
     """A file that an administrator has touched is the administrator's."""
     assert is_ours(signed(text))
     assert not is_ours(signed(text) + more)

@@ -1,4 +1,4 @@
-"""What the daemon says of itself: whether requests are served, from where its workers stand."""
+"""The daemon's health: whether requests are served, judged by the states of its workers."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
 class Watched:
-    """A daemon that has been ready, with three workers and what watches it."""
+    """A daemon that has been ready, with three workers and its watch."""
 
     def __init__(self) -> None:
         daemon = self.daemon = OfflineDaemon()
@@ -78,8 +78,8 @@ class Watched:
         return [sample.value for family in registry.collect() for sample in family.samples if sample.name == name]
 
 
-def test_it_is_ready_while_one_worker_serves_or_can_be_woken() -> None:
-    """A load balancer sends requests to a daemon whose workers sleep, or have no process: they are woken."""
+def test_the_daemon_is_ready_while_one_worker_serves_or_can_wake() -> None:
+    """A load balancer sends requests to a daemon whose workers sleep or have no process: they are woken."""
     watched = Watched()
     for event in (Event.SLEEP, Event.STOP, Event.ENDED, Event.WAKE):
         for place in watched.places:
@@ -89,8 +89,8 @@ def test_it_is_ready_while_one_worker_serves_or_can_be_woken() -> None:
         assert watched.metric("melld_worker_ready") == [1.0] * 3
 
 
-def test_it_is_not_ready_when_no_worker_can_serve() -> None:
-    """Nobody is sent to a daemon that has none; while workers are started again, who comes all the same waits."""
+def test_the_daemon_is_not_ready_when_no_worker_can_serve() -> None:
+    """Load balancers send nobody there; a client that comes anyway waits while workers restart."""
     watched = Watched()
     for place in watched.places[:-1]:
         place.life.take(Event.DIED)
@@ -106,8 +106,8 @@ def test_it_is_not_ready_when_no_worker_can_serve() -> None:
     assert watched.watch.why_not_ready() is None
 
 
-def test_nobody_is_let_in_when_no_worker_is_tried_again() -> None:
-    """A request that nobody will ever serve is refused, instead of after five minutes in a line."""
+def test_requests_are_refused_once_no_worker_will_be_restarted() -> None:
+    """At once, instead of after five minutes in a queue."""
     watched = Watched()
     for place in watched.places:
         place.life.take(Event.DIED)
@@ -115,8 +115,8 @@ def test_nobody_is_let_in_when_no_worker_is_tried_again() -> None:
     assert watched.watch.why_closed() == "no worker can serve: w0 failed, w1 failed, w2 failed"
 
 
-def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
-    """Its watchdog starts a daemon anew that has no worker to try again; one that has sees to that itself."""
+def test_the_service_manager_hears_when_nobody_can_be_served() -> None:
+    """Its watchdog restarts a daemon that has given up all workers; otherwise the daemon restarts them itself."""
     watched = Watched()
     assert watched.watch.beat().well
     for place in watched.places:
@@ -130,8 +130,8 @@ def test_the_service_manager_hears_that_nobody_can_be_served() -> None:
     assert watched.watch.beat().well
 
 
-def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
-    """Its process may be warm, or startable: its device is not the daemon's now."""
+def test_a_drained_worker_does_not_count_as_able_to_serve() -> None:
+    """Its process may be warm or startable, but its device is not the daemon's now."""
     watched = Watched()
     watched.drains.by_worker[W0] = WorkerDrain(watched.places[0], 0.0)
     for place in watched.places[1:]:
@@ -140,8 +140,8 @@ def test_a_worker_that_an_operator_has_taken_out_serves_nobody() -> None:
     assert watched.watch.why_closed() == "no worker can serve: w0 draining, w1 failed, w2 failed"
 
 
-def test_requests_wait_for_workers_that_are_lent_and_the_status_says_to_whom() -> None:
-    """They come back when the borrowers end: a daemon without others is not ready, and is no reason to restart it."""
+def test_requests_wait_for_lent_workers_and_the_status_names_the_borrower() -> None:
+    """The workers will return, so a daemon without others is not ready but needs no restart."""
     watched = Watched()
     loan = Lend(command="train", pid=7, user="ann", held_s=60.0)
     for worker in (W0, W1, W2):
@@ -155,14 +155,14 @@ def test_requests_wait_for_workers_that_are_lent_and_the_status_says_to_whom() -
     assert emptying.why == "draining: 0 requests left; to be lent to `train` (pid 7, ann)"
 
 
-def test_the_daemon_starts_and_drains_whatever_its_workers_do() -> None:
+def test_the_daemon_s_own_start_or_drain_overrides_its_workers_states() -> None:
     """Its own state goes first."""
     watched = Watched()
     watched.condition.state = DaemonState.DRAINING
     assert watched.watch.why_not_ready() == watched.watch.why_closed() == "draining"
 
 
-def test_workers_at_rest_are_counted_as_ready() -> None:
+def test_sleeping_workers_count_as_ready() -> None:
     """An idle machine does not look like a broken one."""
     watched = Watched()
     watched.places[0].life.take(Event.SLEEP)
@@ -175,8 +175,8 @@ def test_workers_at_rest_are_counted_as_ready() -> None:
     assert watched.watch.status().workers[1].state is WorkerState.STOPPED
 
 
-def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
-    """One that is warm answers at once; only one without a process takes a start."""
+def test_a_sleeping_worker_reports_how_fast_it_would_wake_now() -> None:
+    """A warm one answers at once; only one without a process takes a full start."""
     watched = Watched()
     place = watched.places[0]
     place.wake_s = 5.5
@@ -188,7 +188,7 @@ def test_a_worker_at_rest_says_how_soon_it_wakes_as_it_stands_now() -> None:
 
 
 def test_a_link_that_carries_no_kv_says_why() -> None:
-    """Moves by tokens cost computation: whoever wonders why there are no others is told without reading logs."""
+    """Moves by tokens cost compute: the status answers the question without reading logs."""
     watched = Watched()
     fleet = watched.fleet
     no_access = "cuda_peer: device 0 has no peer access to device 1"
@@ -207,8 +207,8 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
     assert told[W0, W1].transport is None
 
 
-async def test_who_names_no_worker_is_told_of_machines_too() -> None:
-    """A mistyped address does not look as if machines could not be drained."""
+async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
+    """A mistyped address must not look as if machines could not be drained."""
     watched = Watched()
     hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
@@ -219,8 +219,8 @@ async def test_who_names_no_worker_is_told_of_machines_too() -> None:
             await operations[type(asked).__name__.lower()].act(asked)
 
 
-async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None:
-    """A borrower is told in a line who does give them out."""
+async def test_devices_that_the_daemon_shares_are_not_lent() -> None:
+    """A borrower is told in one line who does hand them out."""
     watched = Watched()
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
     several.courier.division = Division(lent_bytes=1000)
@@ -233,7 +233,7 @@ async def test_devices_that_the_daemon_does_not_own_alone_are_not_lent() -> None
             await operations_of([watched.model], *parts)["lend"].act(asked, None)
 
 
-async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
+async def test_load_does_not_wait_for_a_lone_model_without_a_process() -> None:
     """`melld load` says at once that only a request wakes its workers, instead of after five minutes."""
     watched = Watched()
     load = operations_of([watched.model], watched.landlord)["load"].act
@@ -246,8 +246,8 @@ async def test_a_lone_model_without_a_process_is_not_waited_for() -> None:
         await asyncio.wait_for(load(Load(model="demo")), 5)
 
 
-async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> None:
-    """As one on this machine: its requests leave before another program's memory is what its steps lack."""
+async def test_a_remote_worker_yields_to_other_users_of_its_gpu() -> None:
+    """As a local one does: its requests leave before another program takes the memory that its steps need."""
     watched = Watched()
     hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
@@ -259,7 +259,7 @@ async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> 
     capacity_bytes = watched.watch.status().workers[0].capacity_bytes
 
     async def read(pid: int, others_bytes: int) -> int:
-        """What the scheduler counts on after this reading."""
+        """Return what the scheduler counts on after this reading."""
         reading = DeviceReading(state=DeviceState.OK, used_bytes=5, used_by_others_bytes=others_bytes)
         machine._received(Readings({"w0": WorkerReading(pid, reading)}), [])
         await watched.watch.look()
@@ -272,8 +272,8 @@ async def test_a_worker_elsewhere_gives_way_to_what_others_take_of_its_gpu() -> 
     assert await read(7, 1000) == capacity_bytes
 
 
-async def test_callers_hear_that_a_loaded_models_front_end_could_not_be_made() -> None:
-    """They would wait for it until their deadline, and the next call tries again."""
+async def test_callers_hear_when_a_loaded_model_s_front_end_fails() -> None:
+    """They would wait until their deadline; the next call tries again."""
     model, made = Watched().model, []
 
     async def fail(model: ServedModel) -> None:
@@ -292,7 +292,7 @@ async def test_callers_hear_that_a_loaded_models_front_end_could_not_be_made() -
 
 
 async def test_a_worker_waits_while_another_program_fills_its_gpu() -> None:
-    """Its failed start was not its fault: it is told who is in the way, and starts when the memory is back."""
+    """The failed start was not its fault: the log names the program, and the start follows once memory is back."""
     watched = Watched()
     place = watched.places[0]
     place.slot = msgspec.structs.replace(place.slot, device="cuda:0", uuids=("GPU-0",))

@@ -1,4 +1,4 @@
-"""Random histories of a virtual town: what happens to several models, their clients, workers and operators.
+"""Random histories of a virtual town: several models, their clients, workers and operators.
 
 For hours: `MELLD_HISTORIES=1000000 pytest tests/daemon/test_town.py`.
 """
@@ -15,7 +15,7 @@ from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 
 
 class History:
-    """One town, and what happens to it."""
+    """One town, and its events."""
 
     def __init__(self, town: Town) -> None:
         self.town = town
@@ -42,7 +42,7 @@ class History:
         )
 
     async def play(self, choice: int) -> None:
-        """One thing that happens; after an odd one nothing runs before the next."""
+        """Play one event; after an odd one nothing runs before the next."""
         act = self._acts[choice // 2 % len(self._acts)]
         argument = choice // 2 // len(self._acts)
         daemon, name = self._places[argument % len(self._places)]
@@ -140,7 +140,7 @@ GRANULES, FEWEST_BESIDE_PINNED = (14, 11, 20), 14
 
 
 def play(choices: Sequence[int]) -> None:
-    """One history, from its first start to its last answer.  The first number says what the town is like."""
+    """Play one history, from the first start to the last answer; the first number picks the town."""
 
     async def history(loop: VirtualLoop) -> None:
         rest, policy = divmod(choices[0], len(POLICIES))

@@ -1,4 +1,4 @@
-"""Several models on shared devices as they are in a daemon, over workers without a model.
+"""Several models on shared devices, as in a daemon, over workers without a model.
 
 The Landlord and its shell, fleets, supervisors, drivers, schedulers and drains are the real ones.  A granule holds a
 block.
@@ -43,7 +43,7 @@ ENDINGS = (RequestKilledWorkers, ModelNotLoaded, Unloaded)
 
 @dataclass
 class Borrower(VirtualWorker):
-    """A worker whose KV memory is lent, and which dozes once nothing is left on it."""
+    """A worker whose KV memory is lent, and which dozes once it is empty."""
 
     granules: set[int] = field(default_factory=set)
     is_to_doze: bool = False
@@ -80,7 +80,7 @@ class Borrower(VirtualWorker):
 
 
 class BorrowersHost(VirtualHost):
-    """Makes them."""
+    """Makes borrowing workers."""
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> VirtualChild:
         asyncio.get_running_loop().call_soon(ear.forked, 0)
@@ -89,7 +89,7 @@ class BorrowersHost(VirtualHost):
 
 
 class VirtualArena:
-    """KV memory of a device; scrubbing takes a while, and nobody may use meanwhile what is scrubbed."""
+    """KV memory of a device; scrubbing takes a while, during which the memory must not be used."""
 
     resident_bytes = 0
 
@@ -102,7 +102,7 @@ class VirtualArena:
         self.check(granules)
 
     def check(self, granules: Collection[int] = ()) -> None:
-        """No granule is in two places."""
+        """Check that no granule is in two places."""
         users = [set(granules), *(one.granules for one in self._borrowers())]
         assert len(set().union(*users)) == sum(map(len, users)), f"granules are used twice: {users}"
 
@@ -168,7 +168,7 @@ class Town:
             self.take_over()
 
     def _borrowers(self, device: int) -> list[Borrower]:
-        """The processes on this device."""
+        """Return the processes on this device."""
         names = [daemon.names[device] for daemon in self.daemons.values()]
         return [one for one in self.workers if one.name in names and isinstance(one, Borrower) and one.ended is None]
 
@@ -178,7 +178,7 @@ class Town:
             self.failures.append(error)
 
     def spawn(self, work: Any) -> None:
-        """Run this beside the history; what somebody is refused is his."""
+        """Run this beside the history, swallowing operator refusals."""
 
         async def quietly() -> None:
             try:
@@ -190,7 +190,7 @@ class Town:
         self.tasks.add(task)
 
     async def adopt(self) -> "Town":
-        """The first model, which has been alone, gets its neighbours."""
+        """Give the first model, which was alone, its neighbours."""
         first = self.daemons[self.names[0]]
         await first.start()
         self.take_over()
@@ -201,7 +201,7 @@ class Town:
         return await self._serve(self.names[1:])
 
     async def start(self) -> "Town":
-        """What fits is loaded, and the daemon's loops run."""
+        """Load what fits and run the daemon's loops."""
         self.spawn(self.shell.start(lambda _place: None))
         await self.rest()
         return await self._serve(self.names)
@@ -226,7 +226,7 @@ class Town:
     # -- clients and workers
 
     def call(self, model: ModelName, blocks: int, length: int) -> None:
-        """A client's call, which waits for a model that was never loaded."""
+        """Make a client's call, which waits for a model that was never loaded."""
 
         async def asked() -> None:
             with self.models[model].called():
@@ -249,7 +249,7 @@ class Town:
             await daemon.settle()
 
     async def rest(self) -> None:
-        """Whoever loads is ready, and everything that was said is heard and done."""
+        """Run until all loads have ended and every message is processed."""
         for _ in range(3):
             await self.settle()
             for worker in self.workers:
@@ -258,7 +258,7 @@ class Town:
                 await daemon.flush()
 
     def check(self) -> None:
-        """All records of one fact agree."""
+        """Check that all records of one fact agree."""
         assert not self.failures, self.failures
         check_landlord(self.shell.landlord)
         for arena in self.arenas.values():
@@ -288,7 +288,7 @@ class Town:
         return found
 
     async def finish(self) -> None:
-        """Nothing goes wrong any more: every request comes to its end."""
+        """Stop injecting faults and let every request complete."""
         for _ in range(400):
             await self.rest()
             for worker in self.workers:

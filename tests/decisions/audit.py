@@ -16,7 +16,7 @@ Record = dict[str, object]
 
 
 class Auditor:
-    """Feed it records in order, then `close`; `faults` says what was wrong.
+    """Feed it records in order, then `close`; `faults` lists what was wrong.
 
     `by_instant`: capacities are judged when time moves on, as in the paper's time slots, rather than after each record.
     """
@@ -46,14 +46,14 @@ class Auditor:
         self.seen: set[str] = set()
 
     def read(self, lines: Iterable[bytes | str]) -> "Auditor":
-        """All lines of a log, to its end."""
+        """Read all lines of a log, to its end."""
         for line in lines:
             self.feed(json.loads(line))
         self.close()
         return self
 
     def feed(self, record: Record) -> None:
-        """One record."""
+        """Process one record."""
         self.records += 1
         at, kind = float(record["at"]), str(record["kind"])  # type: ignore[arg-type]
         self.kinds[kind] += 1
@@ -76,7 +76,7 @@ class Auditor:
             self.judge(record, decided=kind in ("place", "move"))
 
     def close(self) -> None:
-        """The log is over: nothing may be left."""
+        """End the log: nothing may be left open."""
         self.touched |= self.swollen
         self.judge({"kind": "end"}, decided=False)
         for request in self.owner:
@@ -85,7 +85,7 @@ class Auditor:
             self.faults.append(f"worker {worker} is still awake")
 
     def judge(self, record: Record, decided: bool) -> None:
-        """Hold every worker that was touched against its capacity.
+        """Check every touched worker against its capacity.
 
         What is decided must fit with all that is to come.  What has happened to a daemon may leave no room for that:
         the destination then refuses what is on its way, and what was placed there, or has come by its tokens, holds
@@ -113,7 +113,7 @@ class Auditor:
             self.fault(record, why)
 
     def hold(self, worker: str, request: str, role: str, size: int | None) -> None:
-        """The request holds so much on the worker in that role; None: nothing, and no slot."""
+        """Record that the request holds this much on the worker in that role; None: nothing, and no slot."""
         if size is None:
             left = self.held[worker].pop((request, role), 0)
             self.shared[worker] -= min(left, self.shared[worker])  # who leaves frees nothing that others may hold
@@ -149,7 +149,7 @@ class Auditor:
             del self.moving[request]
 
     def on_share(self, record: Record) -> None:
-        """Blocks that several hold are there once."""
+        """Count blocks that several requests share once."""
         worker, shared = str(record["worker"]), int(record["shared_bytes"])  # type: ignore[call-overload]
         self.expect(record, worker in self.capacity, "unknown worker")
         self.expect(record, shared >= 0, "cannot be")
@@ -161,23 +161,23 @@ class Auditor:
         self.of_a_daemon = record.get("unix_s", 0.0) is not None
 
     def on_epoch(self, _record: Record) -> None:
-        """Says nothing of sizes and places."""
+        """Ignore it: it says nothing of sizes and places."""
 
     def on_ask(self, record: Record) -> None:
         self.expect(record, "request" in record, "asks for nothing")
 
     def on_resumed(self, record: Record) -> None:
-        """Its client sees tokens again."""
+        """Note that its client sees tokens again."""
         self.expect(record, self.owner.get(str(record["request"])) == record["worker"], "does not run there")
         self.expect(record, float(record["pause_s"]) >= 0.0, "a pause that ends before it began")  # type: ignore[arg-type]
 
     def on_wake(self, record: Record) -> None:
-        """How long it takes to wake it."""
+        """Note how long it takes to wake."""
         if str(record["worker"]) not in self.capacity:
             self.fault(record, "the worker is not known")
 
     def on_pace(self, record: Record) -> None:
-        """What a worker's steps took says nothing of sizes and places."""
+        """Ignore it: step times say nothing of sizes and places."""
 
     def on_steady(self, record: Record) -> None:
         self.expect(record, str(record["worker"]) in self.capacity, "unknown worker")
@@ -190,7 +190,7 @@ class Auditor:
         self.drained.discard(str(record["worker"]))
 
     def on_role(self, record: Record) -> None:
-        """What a worker is for: told of those in service, and only when it changes."""
+        """Check that roles are given to workers in service, and only when they change."""
         worker, role = str(record["worker"]), str(record["role"])
         self.expect(record, role in ("mixed", "prefill", "decode"), "no role")
         self.expect(record, worker in self.awake, "sleeps")

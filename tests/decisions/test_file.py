@@ -1,4 +1,4 @@
-"""The decision log never stands in the way of serving, and holds all that it was given."""
+"""The decision log never gets in the way of serving, and keeps everything that it was given."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ HEADER = {"at": 0.0, "kind": "scheduler"}
 
 
 class Said(list[str]):
-    """The warnings that the operator gets."""
+    """Collects the warnings that the operator gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ def kinds(path: Path) -> list[str]:
     return [json.loads(line)["kind"] for line in path.read_bytes().splitlines()]
 
 
-async def test_all_that_was_taken_is_there_at_the_end(tmp_path: Path) -> None:
-    """A daemon that stops leaves a whole log."""
+async def test_everything_accepted_is_in_the_closed_log(tmp_path: Path) -> None:
+    """A daemon that stops leaves a complete log."""
     said = Said()
     log = DecisionLogFile(tmp_path / "log", HEADER, said)
     take(log, 1000)
@@ -43,8 +43,8 @@ async def test_all_that_was_taken_is_there_at_the_end(tmp_path: Path) -> None:
     assert (kinds(tmp_path / "log"), said) == (["scheduler"] + ["epoch"] * 1000, [])
 
 
-async def test_the_log_of_the_daemon_before_is_kept(tmp_path: Path) -> None:
-    """One file is one daemon's life, so that it can be audited; the one before is not lost by a restart."""
+async def test_the_previous_daemon_s_log_is_kept(tmp_path: Path) -> None:
+    """One file is one daemon's life, so that it can be audited; a restart does not lose the one before."""
     for count in (1, 2):
         log = DecisionLogFile(tmp_path / "log", HEADER, Said())
         take(log, count)
@@ -52,7 +52,7 @@ async def test_the_log_of_the_daemon_before_is_kept(tmp_path: Path) -> None:
     assert (len(kinds(tmp_path / "log.1")), len(kinds(tmp_path / "log"))) == (2, 3)
 
 
-async def test_a_full_disk_is_said_once() -> None:
+async def test_a_full_disk_is_reported_once() -> None:
     """Serving goes on, and the operator knows that the log does not."""
     said = Said()
     log = DecisionLogFile(Path("/dev/full"), HEADER, said)
@@ -66,7 +66,7 @@ async def test_a_full_disk_is_said_once() -> None:
     assert said == ["the decision log /dev/full ends here; serving continues: No space left on device"]
 
 
-async def test_a_directory_that_cannot_be_written_to_is_said_once(tmp_path: Path) -> None:
+async def test_an_unwritable_directory_is_reported_once(tmp_path: Path) -> None:
     """A wrong path is no reason not to serve."""
     (tmp_path / "file").write_text("")
     said = Said()
@@ -76,8 +76,8 @@ async def test_a_directory_that_cannot_be_written_to_is_said_once(tmp_path: Path
     assert [("ends here" in what, "file" in what) for what in said] == [(True, True)]
 
 
-async def test_a_disk_that_hangs_costs_no_memory_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hanging network file system must not end the daemon by way of its memory."""
+async def test_a_hanging_disk_costs_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hanging network file system must not exhaust the daemon's memory."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

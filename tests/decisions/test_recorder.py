@@ -20,13 +20,13 @@ from tests.scheduler.machine import PolicyMachine, machine_of
 
 
 def replayed(records: list[Record], policy: str | None = None) -> Replayed:
-    """The log, after a passage through its bytes, replayed as it says itself."""
+    """Replay the log after a round trip through its bytes."""
     read = [json.loads(encode(record)) for record in records]
     return replay(read, ALL_POLICIES, policy)
 
 
 class RecordedMachine(PolicyMachine):
-    """All legal events in any order, recorded as the driver tells them: of sizes only those that have grown."""
+    """Plays all legal events in any order, recorded as the driver reports them: only grown sizes."""
 
     def tell(self, event: e.AnyEvent) -> list[e.AnyCommand]:
         if isinstance(event, e.RequestsGrew):
@@ -50,7 +50,7 @@ class RecordedMachine(PolicyMachine):
 
 
 def recorded(policy: str) -> Any:
-    """The test case of one policy."""
+    """Return the test case of one policy."""
     machine = type(f"Recorded{policy.title()}", (RecordedMachine,), {"policy": policy, "instant": False})
     case = machine.TestCase
     case.settings = machine_of(policy, False, 20).settings
@@ -63,7 +63,7 @@ TestMostFree = recorded("most-free")
 
 
 def history(*happened: e.AnyEvent, policy: str = "best-fit", workers: int = 0) -> list[Record]:
-    """The records of these events."""
+    """Return the records of these events."""
     scheduler, recorder = scheduler_with(workers, policy), Recorder()
     records = [header_record(policy, scheduler.settings, 0.0, 1e9, "0.1.0")]
     for number, one in enumerate(happened, start=1):
@@ -75,8 +75,8 @@ def history(*happened: e.AnyEvent, policy: str = "best-fit", workers: int = 0) -
 UP = (e.WorkerUp(0.0, "w0", 1000, 4), e.WorkerUp(0.0, "w1", 1000, 4))
 
 
-def test_what_the_scheduler_does_not_hear_of_is_not_told() -> None:
-    """An auditor never sees the end of a move that was not under way, or of a request that nobody knows."""
+def test_events_that_the_scheduler_does_not_hear_are_not_logged() -> None:
+    """An auditor never sees the end of a move that was not under way, or of an unknown request."""
     arrived = e.RequestArrived(1.0, "r1", 100)
     late = [e.MoveCommitted(2.0, "r1", "w1"), e.RequestFinished(3.0, "r1"), e.RequestFinished(3.0, "r1")]
     gone = [e.WorkerDown(4.0, "w7"), e.WorkerCapacityChanged(4.0, "w7", 5), e.WorkerSlotsChanged(4.0, "w7", 5)]
@@ -87,15 +87,15 @@ def test_what_the_scheduler_does_not_hear_of_is_not_told() -> None:
     assert [(one["worker"], one["capacity_bytes"]) for one in partly[3:]] == [("w1", 0)]
 
 
-def test_a_worker_of_few_slots_says_so() -> None:
-    """A change of slots repeats the capacity, so that no reader needs the records before."""
+def test_a_change_of_slots_repeats_the_capacity() -> None:
+    """So that no reader needs the records before."""
     records = history(*UP, e.WorkerSlotsChanged(1.0, "w1", 2))
     assert records[-1] == {"at": 1.0, "kind": "worker", "worker": "w1", "capacity_bytes": 1000, "slots": 2, "step": 3}
     assert replayed(records).difference is None
 
 
-def test_a_worker_that_may_hold_nothing_now_is_not_gone() -> None:
-    """Of several models one may have no memory for a while: its log can be replayed, and its stories are true."""
+def test_a_worker_with_zero_capacity_is_not_logged_as_gone() -> None:
+    """One of several models may have no memory for a while: its log still replays, and its stories are true."""
     lent = [e.WorkerUp(0.0, "w0", 1000, 0), e.WorkerCapacityChanged(0.0, "w0", 0), e.WorkerSlotsChanged(0.0, "w0", 4)]
     given = [e.WorkerCapacityChanged(1.0, "w0", 1000), e.RequestArrived(2.0, "r1", 100)]
     taken = [e.WorkerCapacityChanged(3.0, "w0", 0), e.WorkerSlotsChanged(3.0, "w0", 3)]
@@ -119,8 +119,8 @@ def test_a_log_of_an_unknown_policy_is_refused() -> None:
             replayed(records)
 
 
-def test_an_operators_wish_is_part_of_the_log() -> None:
-    """A move that no policy would have made has its reason in the log, and is made again."""
+def test_an_operator_s_request_is_part_of_the_log() -> None:
+    """A move that no policy would make has its reason in the log, and replays."""
     wish = e.MoveAsked(2.0, "r1", "w1")
     records = history(*UP, e.RequestArrived(1.0, "r1", 100), wish, e.MoveCommitted(3.0, "r1", "w1", "tokens"))
     assert [record["kind"] for record in records[-4:]] == ["ask", "activate", "move", "moved"]
@@ -157,8 +157,8 @@ SAMPLES: tuple[e.AnyEvent, ...] = (
 )
 
 
-def test_every_event_can_be_had_again_from_its_records() -> None:
-    """A new kind of event that the log does not tell would make replays part from it, long after it was forgotten."""
+def test_every_event_can_be_rebuilt_from_its_records() -> None:
+    """A new kind of event that is not logged would make replays diverge long after it was forgotten."""
     assert {type(event) for event in SAMPLES} == set(typing.get_args(e.AnyEvent))
     scheduler, recorder = scheduler_with(0), Recorder()
     for event in SAMPLES:
@@ -167,7 +167,7 @@ def test_every_event_can_be_had_again_from_its_records() -> None:
 
 
 def test_every_decision_has_its_record() -> None:
-    """Nothing that the scheduler decides is left out of what an outsider can see."""
+    """Outsiders can see everything that the scheduler decides."""
     names: dict[str, Any] = {"request": "r1", "worker": "w0", "source": "w0", "destination": "w1", "kv_bytes": 5}
     names |= {"capacity_bytes": 4, "role": Role.PREFILL}
     for kind in typing.get_args(e.AnyCommand):

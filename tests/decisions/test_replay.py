@@ -1,4 +1,4 @@
-"""The decision log: an outsider can audit every decision, and the log's facts give the same decisions again."""
+"""The decision log: an outsider can audit every decision, and the logged facts reproduce them."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ from tests.simulator.setups import MACHINES, SMALL, small_load
 
 @functools.cache
 def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[bytes]:
-    """The lines of the decision log of one small simulation, which is made once."""
+    """Return the decision log's lines of one small simulation, which is run once."""
     lines: list[bytes] = []
     load = small_load(seed)
     run_policy(policy, machines, load, SchedulerChoices(), lambda record: lines.append(encode(record)))
@@ -29,8 +29,8 @@ def log_of(policy: str, machines: SimulatorSettings, seed: int = 1) -> list[byte
 
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
-    """Capacity, one owner, lifecycles: whoever runs the daemon can check them without trusting us."""
+def test_the_auditor_finds_no_fault(policy: str, machines: str) -> None:
+    """Capacity, single ownership, lifecycles: users can check them without trusting us."""
     chosen = MACHINES[machines]
     auditor = Auditor(by_instant=chosen.paper_slots or chosen.link is not None).read(log_of(policy, chosen))
     assert auditor.faults == []
@@ -42,8 +42,8 @@ def test_an_outsider_finds_no_fault(policy: str, machines: str) -> None:
 
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str) -> None:
-    """A decision that somebody questions can be reproduced from the log alone."""
+def test_the_logged_facts_reproduce_the_decisions(policy: str, machines: str) -> None:
+    """A questionable decision can be reproduced from the log alone."""
     chosen = MACHINES[machines]
     records = [json.loads(line) for line in log_of(policy, chosen)]
     again = replay(records, ALL_POLICIES)
@@ -53,7 +53,7 @@ def test_the_facts_of_a_log_give_its_decisions_again(policy: str, machines: str)
 
 
 @pytest.mark.parametrize("machines", MACHINES)
-def test_the_end_of_a_move_names_the_event_on_which_it_was_decided(machines: str) -> None:
+def test_the_end_of_a_move_names_the_event_that_decided_it(machines: str) -> None:
     """From the end of a move the log leads back to its reason."""
     decided: dict[str, int] = {}
     ends = 0
@@ -67,7 +67,7 @@ def test_the_end_of_a_move_names_the_event_on_which_it_was_decided(machines: str
 
 
 @pytest.mark.parametrize("kind", ["place", "move", "activate", "retire", "arrive", "grow"])
-def test_a_replay_finds_what_was_changed(kind: str) -> None:
+def test_a_replay_detects_tampering(kind: str) -> None:
     """A replay that agrees with everything proves nothing."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
     changed = [index for index, record in enumerate(records) if record["kind"] == kind][3]
@@ -79,22 +79,22 @@ def test_a_replay_finds_what_was_changed(kind: str) -> None:
     assert again.difference is not None
 
 
-def test_a_log_that_was_cut_off_agrees_as_far_as_it_goes() -> None:
-    """A daemon that is killed writes no more, wherever it is in a step."""
+def test_a_truncated_log_agrees_as_far_as_it_goes() -> None:
+    """A killed daemon stops writing, wherever it is in a step."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
     decisions = [index for index, record in enumerate(records) if is_decision(record)]
     for end in decisions[:100]:
         assert replay(records[:end], ALL_POLICIES).difference is None
 
 
-def test_another_policy_decides_otherwise() -> None:
+def test_another_policy_decides_differently() -> None:
     """A log can be replayed with any policy; the first difference is reported."""
     records = [json.loads(line) for line in log_of("mell-plus", SMALL)]
     again = replay(records, ALL_POLICIES, "best-fit")
     assert (again.policy, again.difference is not None) == ("best-fit", True)
 
 
-def test_facts_that_contradict_one_another_are_no_log() -> None:
+def test_contradictory_facts_are_not_a_valid_log() -> None:
     """Half a log, or two in one, is not mistaken for a wrong decision."""
     records = [json.loads(line) for line in log_of("best-fit", SMALL)]
     twice = next(record for record in records if record["kind"] == "arrive")
@@ -113,7 +113,7 @@ def test_facts_that_contradict_one_another_are_no_log() -> None:
     seed=st.integers(0, 2**32),
     rate_per_s=st.sampled_from([0.5, 2.0, 8.0]),
 )
-def test_an_outsider_finds_no_fault_at_any_load(policy: str, machines: str, seed: int, rate_per_s: float) -> None:
+def test_the_auditor_finds_no_fault_at_any_load(policy: str, machines: str, seed: int, rate_per_s: float) -> None:
     """Idle, busy and overloaded clusters obey the same laws."""
     chosen = msgspec.structs.replace(MACHINES[machines], seed=seed)
     lines: list[bytes] = []
@@ -150,7 +150,7 @@ def test_the_auditor_misses_no_lost_record(kind: str, why: str) -> None:
     assert any(word in fault for word in why.split("|") for fault in faults)
 
 
-def test_the_auditor_sees_a_worker_that_holds_too_much() -> None:
+def test_the_auditor_notices_an_overfull_worker() -> None:
     """The one law that costs clients their tokens when it is broken."""
     lines = log_of("best-fit", SMALL)
     smaller = [line.replace(b'"capacity_bytes":1600000', b'"capacity_bytes":800000') for line in lines]
@@ -158,8 +158,8 @@ def test_the_auditor_sees_a_worker_that_holds_too_much() -> None:
 
 
 @pytest.mark.parametrize(("via", "faults"), [("kv", 1), ("tokens", 0)])
-def test_what_comes_to_a_daemons_worker_by_its_tokens_holds_nothing_before_it_begins(via: str, faults: int) -> None:
-    """Those who run beside it may take its room meanwhile: vLLM then lets it wait, and nothing is pushed out."""
+def test_a_request_resumed_from_tokens_holds_nothing_until_it_starts(via: str, faults: int) -> None:
+    """Others may take its room meanwhile: vLLM then queues it, and nothing is evicted."""
     workers = [{"kind": "worker", "worker": worker, "capacity_bytes": 100} for worker in ("w0", "w1")]
     awake = [{"kind": "activate", "worker": worker, "cause": "arrival"} for worker in ("w0", "w1")]
     sizes = {"stays": ("w0", 50), "comes": ("w1", 40)}
@@ -177,7 +177,7 @@ def test_what_comes_to_a_daemons_worker_by_its_tokens_holds_nothing_before_it_be
     assert len(Auditor().read(lines).faults) == faults
 
 
-def test_a_refused_request_is_arrived_and_finished() -> None:
+def test_a_refused_request_arrives_and_finishes() -> None:
     """A request that is too large must not look lost."""
     refuse = events.RefuseRequest("too large", "r9", 5, 4)  # type: ignore[arg-type]
     record = decision_record(1.5, refuse)

@@ -1,4 +1,4 @@
-"""A request's story: what happened to it, when, and on which event; told of a bounded number of requests."""
+"""A request's story: what happened to it, when, and on which event; kept for a bounded number of requests."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.simulator.setups import MACHINES
 
 
 def told(*happened: e.AnyEvent, kept: int = 10) -> Stories:
-    """The stories of these events, with best fit to decide."""
+    """Return the stories of these events, with best fit deciding."""
     scheduler, recorder, stories = scheduler_with(0), Recorder(), Stories(kept)
     for number, one in enumerate(happened, start=1):
         event = msgspec.structs.replace(one, id=number)
@@ -27,15 +27,15 @@ def told(*happened: e.AnyEvent, kept: int = 10) -> Stories:
 
 
 def brief(story: Story) -> list[tuple[str, str, str]]:
-    """What happened, where the request is then, and the event."""
+    """Return what happened, where the request is then, and the event."""
     return [(line.what, line.worker, line.event_in_words) for line in story.lines]
 
 
 UP = (e.WorkerUp(0.0, "w0", 1000), e.WorkerUp(0.0, "w1", 1000))
 
 
-def test_a_story_is_told_from_the_arrival_to_the_end() -> None:
-    """One command says why a stream waited, moved and stood still."""
+def test_a_story_runs_from_arrival_to_end() -> None:
+    """One command says why a stream waited, moved and paused."""
     story = told(
         *UP,
         e.RequestArrived(10.0, "a", 900),
@@ -66,8 +66,8 @@ def test_a_story_is_told_from_the_arrival_to_the_end() -> None:
     assert story.lines[6].pause_s == 1.75
 
 
-def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -> None:
-    """An operator sees that it was another who moved the request, and what that cost."""
+def test_a_move_says_who_wanted_it_how_it_went_and_how_long_it_took() -> None:
+    """An operator sees that somebody else moved the request, and what that cost."""
     story = told(
         *UP,
         e.RequestArrived(1.0, "a", 100),
@@ -95,7 +95,7 @@ def test_a_move_says_who_wanted_it_by_which_way_it_went_and_how_long_it_took() -
     assert died.cause == story.lines[-2].event
 
 
-def test_a_lost_machine_is_one_event_in_the_stories_of_all_its_requests() -> None:
+def test_a_lost_machine_is_one_event_in_all_its_requests_stories() -> None:
     """A request is displaced once, and not placed on a worker that was lost at the same moment."""
     up = *UP, e.WorkerUp(0.0, "w2", 1000, machine=1)
     arrivals = e.RequestArrived(1.0, "a", 900), e.RequestArrived(1.0, "b", 900)
@@ -108,8 +108,8 @@ def test_a_lost_machine_is_one_event_in_the_stories_of_all_its_requests() -> Non
 
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_every_story_hangs_together(policy: str, machines: str) -> None:
-    """Whatever the policy does, a story has a beginning, an end, and for each end of a move the decision before it."""
+def test_every_story_is_consistent(policy: str, machines: str) -> None:
+    """Under any policy it has a beginning, an end, and for each end of a move the decision before it."""
     records = [json.loads(line) for line in log_of(policy, MACHINES[machines])]
     stories = stories_of(records)
     requests = [record["request"] for record in records if record["kind"] == "arrive"]
@@ -131,7 +131,7 @@ def test_every_story_hangs_together(policy: str, machines: str) -> None:
                 assert line.worker
 
 
-def test_only_the_last_that_ended_are_kept() -> None:
+def test_only_the_most_recently_ended_stories_are_kept() -> None:
     """A daemon that runs for months does not grow by its stories."""
     happened: list[e.AnyEvent] = [*UP]
     for number in range(5):
@@ -143,7 +143,7 @@ def test_only_the_last_that_ended_are_kept() -> None:
             stories.story(name)
 
 
-def test_a_long_story_keeps_its_beginning_and_its_latest_lines() -> None:
+def test_a_long_story_keeps_its_beginning_and_latest_lines() -> None:
     """A request that is moved a thousand times does not fill the memory."""
     moves: list[e.AnyEvent] = []
     for number in range(MOST_LINES):
@@ -155,8 +155,8 @@ def test_a_long_story_keeps_its_beginning_and_its_latest_lines() -> None:
     assert story.lines[-1].at_s == MOST_LINES + 0.5
 
 
-def test_part_of_an_id_is_enough_where_it_says_which() -> None:
-    """Ids are long; those that live come before those that have ended."""
+def test_an_unambiguous_part_of_an_id_is_enough() -> None:
+    """Ids are long; live requests come before ended ones."""
     stories = told(
         *UP, e.RequestArrived(1.0, "chat-aa", 1), e.RequestArrived(1.0, "chat-ab", 1), e.RequestFinished(2.0, "chat-ab")
     )
@@ -167,7 +167,7 @@ def test_part_of_an_id_is_enough_where_it_says_which() -> None:
         stories.story("chat")
 
 
-def test_a_whole_id_never_means_another_request_that_contains_it() -> None:
+def test_a_full_id_never_matches_a_longer_one() -> None:
     """The story of `r1`, which has ended, is not that of `r10`, which runs."""
     ended = e.RequestArrived(1.0, "r1", 100), e.RequestFinished(2.0, "r1")
     stories = told(*UP, *ended, e.RequestArrived(3.0, "r10", 100))
@@ -175,8 +175,8 @@ def test_a_whole_id_never_means_another_request_that_contains_it() -> None:
     assert stories.story("r10").request == "r10"
 
 
-def test_a_story_is_read_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After the daemon's end, too, and of a log whose last line is cut off."""
+def test_a_story_can_be_read_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even after the daemon's end, and with a torn last line."""
     log = tmp_path / "decisions.jsonl"
     log.write_bytes(b"".join(log_of("mell-plus", MACHINES["slow, faulty moves"])) + b'{"at":')
     assert main(["why", "r3", "--log", str(log)]) == 0

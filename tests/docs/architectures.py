@@ -1,4 +1,4 @@
-"""What each architecture of vLLM's registry keeps of a request, read from the source of the pinned version.
+"""What each architecture in vLLM's registry keeps of a request, read from the pinned version's source.
 
 A model's class names the classes of its layers, they name others, and the last ones are vLLM's own layers of attention
 or of states.  So nothing is imported, and the answer is the same where a model's code needs a package that is not here.
@@ -53,7 +53,7 @@ TEXT, POOLING, DRAFTERS = "text", "pooling", "drafters"
 
 
 class Architecture(NamedTuple):
-    """One name of vLLM's registry."""
+    """One name in vLLM's registry."""
 
     name: str
     use: str
@@ -62,7 +62,7 @@ class Architecture(NamedTuple):
 
 @functools.cache
 def architectures() -> list[Architecture]:
-    """All of the registry, in order; a name that is there twice counts by its first use."""
+    """Return the whole registry, in order; a duplicate name counts by its first use."""
     found: dict[str, Architecture] = {}
     for table, use in TABLES.items():
         for name, (module, model) in _table(table).items():
@@ -93,14 +93,14 @@ def _root() -> Path:
 
 
 def _file_of(module: str) -> Path:
-    """The file or the package of a module as the registry names it."""
+    """Return the file or package of a module as the registry names it."""
     whole = module if module.startswith("vllm.") else f"{DEFAULT_FOLDER}.{module}"
     path = _root().joinpath(*whole.split(".")[1:])
     return path if path.is_dir() else path.with_suffix(".py")
 
 
 def _table(name: str) -> dict[str, tuple[str, str]]:
-    """One of the registry's tables; entries that it takes over from another table are there already."""
+    """Return one of the registry's tables, including entries copied from another."""
     tree = ast.parse((_root() / "model_executor" / "models" / "registry.py").read_text())
     (table,) = (
         node.value
@@ -113,7 +113,7 @@ def _table(name: str) -> dict[str, tuple[str, str]]:
 
 @functools.cache
 def _keeps(path: Path, model: str) -> frozenset[str]:
-    """What the model's layers keep."""
+    """Return what the model's layers keep."""
     if path.is_dir():  # an implementation for each platform: all that any of them names
         words = {word for file in path.rglob("*.py") for word in WORD.findall(file.read_text())}
     else:  # beside its V3.2's indexer, which has a package of its own
@@ -127,7 +127,7 @@ def _keeps(path: Path, model: str) -> frozenset[str]:
 
 
 def _reached(path: Path, model: str) -> Iterator[frozenset[str]]:
-    """All words of the model's class, of the classes and functions that it names, and so on."""
+    """Return all words of the model's class and, recursively, of the classes and functions that it names."""
     waiting, seen = [(path, model)], set()
     while waiting:
         place = waiting.pop()
@@ -143,14 +143,14 @@ def _reached(path: Path, model: str) -> Iterator[frozenset[str]]:
 
 @functools.cache
 def _definitions(path: Path) -> dict[str, frozenset[str]]:
-    """The words of each class and function of a file."""
+    """Return the words of each class and function of a file."""
     parts = DEFINITION.split(path.read_text()) if path.is_file() else []
     return {WORD.findall(part)[1]: frozenset(WORD.findall(part)) for part in parts[1:]}
 
 
 @functools.cache
 def _imports(path: Path) -> dict[str, tuple[Path, str]]:
-    """Where the names come from that a model's file imports from others of its folder."""
+    """Return the origins of the names that a model's file imports from its folder."""
     found = IMPORT.findall(path.read_text()) if path.is_file() else []
     return {
         name: (path.parent.joinpath(*module.split(".")).with_suffix(".py"), name)

@@ -1,4 +1,4 @@
-"""The commands in the documents: every fenced block of shell, and the commands in it.
+"""The shell commands in the documents: every fenced block, and the commands in it.
 
 A block that begins with ```sh is run as it stands; ```sh parsed says that it cannot be (it wants root, a network, a
 GPU, or minutes), and its commands are looked at one by one.
@@ -26,12 +26,12 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For a test's id."""
+        """Return a name for a test's id."""
         return f"{self.page}-{self.number}"
 
 
 def blocks() -> list[Block]:
-    """Every block of shell of README.md, CONTRIBUTING.md and docs/."""
+    """Return every shell block of README.md, CONTRIBUTING.md and docs/."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [
         Block(page.name, number, match[2], runs=page.name in MARKED and match[1] is None)
@@ -41,7 +41,7 @@ def blocks() -> list[Block]:
 
 
 def commands(script: str) -> list[list[str]]:
-    """The simple commands of a block, each as its words; comments, redirections of output and `sudo` are left out."""
+    """Return a block's simple commands as words, without comments, output redirections and `sudo`."""
     found: list[list[str]] = []
     for line in script.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
@@ -57,5 +57,5 @@ def commands(script: str) -> list[list[str]]:
 
 
 def _plain(words: list[str]) -> list[str]:
-    """Leave out `sudo` and the parenthesis of a subshell."""
+    """Drop `sudo` and a subshell's parenthesis."""
     return words[1:] if words[0] == "sudo" else [words[0].lstrip("("), *words[1:]]

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the Structs of `melld.config`: `python -m tests.docs.configuration_text`.
+"""Write docs/configuration.md from the Structs of `melld.config`: `python -m tests.docs.configuration_text`.
 
 A key is described by the docstring under its field, bounded by its annotation, and shown with its default.
 """
@@ -49,12 +49,12 @@ SHORT_FLAGS = {
 
 
 def configuration_text() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([INTRODUCTION, *(_table(name, kind) for name, kind in tables("", Config) if name)])
 
 
 def tables(name: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    """Every table of the file by its dotted name, the whole file first (its name is empty)."""
+    """Return every table of the file by its dotted name, the whole file first (its name is empty)."""
     yield name, kind
     for field in msgspec.structs.fields(kind):
         inner = _struct_in(field.type)
@@ -63,13 +63,13 @@ def tables(name: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, type[ms
 
 
 def keys(kind: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
-    """The keys of a table that are no tables themselves."""
+    """Return a table's keys that are not tables themselves."""
     return [field for field in msgspec.structs.fields(kind) if _struct_in(field.type) is None]
 
 
 @functools.cache
 def descriptions(kind: type) -> dict[str, str]:
-    """The docstring under each field."""
+    """Return the docstring under each field."""
     body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
     return {
         field.target.id: " ".join(text.value.value.split())
@@ -79,7 +79,7 @@ def descriptions(kind: type) -> dict[str, str]:
 
 
 def reloadable() -> frozenset[str]:
-    """The keys that a running daemon takes over, as its source lists them."""
+    """Return the keys that a running daemon reloads, as its source lists them."""
     for node in ast.parse((ROOT / "melld" / "daemon/settings.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RELOADABLE":
             return frozenset(ast.literal_eval(node.value))
@@ -109,7 +109,7 @@ def _struct_in(kind: object) -> type[msgspec.Struct] | None:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
-    """The key's default as the file would have it; nothing where the key is needed or not set."""
+    """Return the key's default as the file would have it; nothing for required or unset keys."""
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if value is None or value is msgspec.NODEFAULT:
         return ""
@@ -119,7 +119,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _type_text(kind: object, named: bool = True) -> str:
-    """A type in TOML's words, with its bounds; the bounds alone where its default has named it."""
+    """Return a type in TOML's words, with its bounds; only the bounds where the default shows the type."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         parts = [part for part in typing.get_args(kind) if part is not type(None)]
         named = named or any(typing.get_origin(part) is typing.Literal for part in parts)  # or one would seem to be all
@@ -139,7 +139,7 @@ def _type_text(kind: object, named: bool = True) -> str:
 
 
 def _bounds(meta: msgspec.Meta) -> str:
-    """The limits of a value, but for those that go without saying: nothing below 0, and counts from 1."""
+    """Return a value's limits, except the obvious ones: nothing below 0, and counts from 1."""
     if meta.lt is None and meta.le in (None, LARGEST_PORT) and (meta.ge in (0, 1) or meta.gt == 0):
         return ""
     limits = (("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("below", meta.lt))

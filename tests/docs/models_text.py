@@ -1,4 +1,4 @@
-"""Writes docs/models.md from vLLM's registry and melld's table of what moves: `python -m tests.docs.models_text`."""
+"""Write docs/models.md from vLLM's registry and melld's table of what moves: `python -m tests.docs.models_text`."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -81,7 +81,7 @@ UNTOLD = "same as their language model"
 
 
 def models_text() -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines = [INTRODUCTION, "## Most used families\n"]
     lines += ["| family | vLLM's classes | keeps | by KV | by tokens | on CPUs |", "|---|---|---|---|---|---|"]
     lines += [_row(row) for row in ROWS]
@@ -112,7 +112,7 @@ def _ways(keeps: Collection[str]) -> tuple[str, str]:
 
 
 def _by_moves(*uses: str) -> Iterable[tuple[str, list[str]]]:
-    """The architectures for these uses, by how requests move."""
+    """Return the architectures for these uses, grouped by how requests move."""
     found: dict[str, list[str]] = {}
     for one in architectures():
         if one.use in uses:

@@ -1,4 +1,4 @@
-"""Writes the last section of docs/api.md: the options of `vllm serve` that melld refuses, by reason."""
+"""Write the last section of docs/api.md: the options of `vllm serve` that melld refuses, by reason."""
 
 from collections.abc import Sequence
 from itertools import accumulate, groupby
@@ -26,7 +26,7 @@ def options_text() -> str:
 
 
 def families(names: Sequence[str]) -> list[str]:
-    """Return the names, with `x_*` in place of three or more where all options that begin so are among them."""
+    """Return the names, with `x_*` in place of three or more where every option with that prefix is included."""
     return list(dict.fromkeys(_family(name, names) for name in names))
 
 

@@ -1,4 +1,4 @@
-"""Writes the table of docs/architecture.md: each seam into vLLM and other packages."""
+"""Write the table of docs/architecture.md: each seam into vLLM and other packages."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ BEGIN, END = "<!-- seams -->\n", "<!-- end of seams -->\n"
 
 
 def seams_text() -> str:
-    """Return the table, between its marks."""
+    """Return the table, between its markers."""
     rows = ["| what | how | why | where | since | test | upstream could take |", "|---|---|---|---|---|---|---|"]
     for seam in SEAMS:
         where = ", ".join(f"`{module}`" for module in seam.ours)

@@ -10,15 +10,15 @@ from benchmarks.harness import PAGE, PLACE, RESULTS, ROOT, load, page_text
 NAMES = sorted(path.stem for path in RESULTS.glob("*.json"))
 
 
-def test_the_page_is_the_one_that_the_results_make() -> None:
+def test_the_page_matches_the_results() -> None:
     """A figure is changed in one place: each `make bench` writes the page."""
     assert len(PLACE.findall(PAGE.read_text())) > 4
     assert page_text(PAGE.read_text()) == PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_says_how_to_make_it_again(name: str) -> None:
-    """Each has rows as wide as its head, and a command whose script exists."""
+def test_every_table_is_well_formed_and_names_its_command(name: str) -> None:
+    """Rows are as wide as the header, and the command's script exists."""
     table = load(name)
     python, flag, script, *_ = shlex.split(table["command"])
     assert (python, flag) == ("python", "-m")

@@ -1,4 +1,4 @@
-"""Every command in the documents does what it is shown for: it is run, or at least understood."""
+"""Every command in the documents does what it is shown for: it is run, or at least parsed."""
 
 import argparse
 import importlib
@@ -62,7 +62,7 @@ def desk(daemon: DaemonProcess, demo_model: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("block", RUN, ids=[block.name for block in RUN])
-def test_a_block_runs_as_it_stands(block: Block, desk: Path, daemon: DaemonProcess) -> None:
+def test_a_block_runs_as_written(block: Block, desk: Path, daemon: DaemonProcess) -> None:
     """A reader who pastes it gets no error."""
     if "melld demo-model .demo-model" in block.script:  # a reader makes it once
         block = block._replace(script=block.script.replace("demo-model .demo-model", "demo-model another-model"))
@@ -84,8 +84,8 @@ def test_a_block_runs_as_it_stands(block: Block, desk: Path, daemon: DaemonProce
 
 
 @pytest.mark.parametrize("block", PARSED, ids=[block.name for block in PARSED])
-def test_a_block_that_is_not_run_is_understood(block: Block) -> None:
-    """No flag, target or file that there is not."""
+def test_a_block_that_is_not_run_still_parses(block: Block) -> None:
+    """No unknown flag, target or file."""
     subprocess.run(["bash", "-n", "-c", block.script.replace("<", "").replace(">", "")], check=True)
     for words in commands(block.script):
         _understand(words)
@@ -106,7 +106,7 @@ def _understand(words: list[str]) -> None:
 
 
 def _parse(words: list[str]) -> None:
-    """As `melld.cli.main` does, and no further."""
+    """Parse as `melld.cli.main` does, and no further."""
     if words == ["--help"]:
         return
     module = importlib.import_module(COMMANDS[SYNONYMS.get(words[0], words[0])].module)
@@ -117,14 +117,14 @@ def _parse(words: list[str]) -> None:
 
 
 def _make(words: list[str]) -> None:
-    """The targets are there: `make -n` says what it would do, and does nothing."""
+    """Check that the targets exist: `make -n` prints its plan and does nothing."""
     done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/several-models.md", "docs/coming-from.md"])
-def test_a_configuration_that_is_shown_can_be_used(page: str) -> None:
-    """A reader who copies the TOML has no key or value to mend."""
+def test_a_shown_configuration_is_valid(page: str) -> None:
+    """A reader who copies the TOML has nothing to fix."""
     shown = re.findall(r"^```toml\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert shown
     for text in shown:
@@ -142,8 +142,8 @@ def test_the_readme_begins_with_what_works() -> None:
     assert [words[:2] for words in commands(first.script)] == [["make", "serve"], ["make", "test"]]
 
 
-def test_every_link_of_the_documents_leads_somewhere() -> None:
-    """A page or a section that was moved takes its links along."""
+def test_every_link_in_the_documents_resolves() -> None:
+    """A page or section that moves must not break links to it."""
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
             if "://" not in target:
@@ -153,7 +153,7 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
 
 
 def test_every_file_that_a_page_names_exists() -> None:
-    """Who looks for it finds it: from the root, or from the packages that docs/architecture.md describes."""
+    """A reader finds it from the root, or from the packages that docs/architecture.md describes."""
     bases = (ROOT, ROOT / "melld", ROOT / "melld" / "engine")
     for page in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for name in re.findall(r"`(\w[\w/.-]*/[\w.-]+\.(?:json|md|py|txt|toml))`", page.read_text()):
@@ -161,6 +161,6 @@ def test_every_file_that_a_page_names_exists() -> None:
 
 
 def sections(page: Path) -> set[str]:
-    """Return the names by which links lead to the headings of a page, as GitHub makes them."""
+    """Return a page's heading anchors, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}

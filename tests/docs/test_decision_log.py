@@ -1,4 +1,4 @@
-"""docs/decision-log.md tells of every kind of record, and which of them a simulation writes too."""
+"""docs/decision-log.md describes every kind of record, and says which of them a simulation writes too."""
 
 import json
 import re
@@ -12,17 +12,17 @@ ROW = re.compile(r"^- (`\w+`(?:, `\w+`)*)(?: \(.*?\))?: ", re.MULTILINE)
 
 
 def kinds(text: str) -> set[str]:
-    """Return the kinds of records that the items of a list begin with."""
+    """Return the kinds of records that a list's items begin with."""
     return {kind for names in ROW.findall(text) for kind in re.findall(r"\w+", names)}
 
 
-def test_every_kind_is_told_of() -> None:
-    """Who reads a log by a program of its own finds each kind explained."""
+def test_every_kind_of_record_is_documented() -> None:
+    """Whoever parses a log finds each kind explained."""
     assert {kind for kind, _ in (*DECIDED.values(), *PLAIN_FACTS.values())} <= kinds(PAGE)
 
 
-def test_what_a_simulation_writes_is_not_said_to_be_a_daemons_alone(tmp_path: Path) -> None:
-    """A reader of simulated logs is prepared for what steps took."""
+def test_records_that_simulations_write_are_not_called_daemon_only(tmp_path: Path) -> None:
+    """A reader of simulated logs expects step times."""
     log = tmp_path / "log.jsonl"
     load = ["--poisson", "2", "--lengths", "lognormal", "--seconds", "10", "--gpus", "4", "--wake-s", "8"]
     targets = ["--itl-target-ms", "50", "--link-rate", "4GiB", "--high-part", "0.2"]

@@ -1,4 +1,4 @@
-"""docs/faults.md names tests that there are, and leaves no fault out."""
+"""docs/faults.md names existing tests and leaves no fault out."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::[\w:]+)?)`", PAGE)))
 
 @cache
 def named_in(path: Path) -> frozenset[str]:
-    """The tests of a file, as pytest names them."""
+    """Return a file's tests, as pytest names them."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -32,8 +32,8 @@ def test_every_fault_has_a_row_with_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_named_test_exists(name: str) -> None:
-    """A test that was renamed or taken away takes its row along."""
+def test_every_named_test_exists(name: str) -> None:
+    """A test that is renamed or removed must not leave its row behind."""
     path, _, test = name.partition("::")
     assert not test or test in named_in(ROOT / path)
     assert (ROOT / path).is_file()

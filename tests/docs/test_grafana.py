@@ -1,4 +1,4 @@
-"""The dashboard in docs/grafana shows metrics that there are."""
+"""The dashboard in docs/grafana shows existing metrics."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def targets() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def labels(daemon: DaemonProcess) -> dict[str, set[str]]:
-    """Every metric that a real daemon shows, with the labels of its series (none while it has none)."""
+    """Return every metric of a real daemon with its label names (none while it has no series)."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(daemon.get("/metrics")):
         for suffix in SUFFIXES.get(family.type, ()):
@@ -51,8 +51,8 @@ def test_every_label_of_a_legend_exists(labels: dict[str, set[str]]) -> None:
         assert not summed_by or wanted <= {name.strip() for name in summed_by[0].split(",")}, target
 
 
-def test_the_panels_lie_side_by_side() -> None:
-    """Nothing covers anything, and every query has a name of its own in its panel."""
+def test_the_panels_do_not_overlap() -> None:
+    """And every query has a unique name in its panel."""
     cells: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]

@@ -1,4 +1,4 @@
-"""docs/operating.md tells of every metric and of every warning that there is."""
+"""docs/operating.md documents every metric and every warning."""
 
 import ast
 import functools
@@ -15,13 +15,13 @@ ROW = re.compile(r"^- ((?:`[^`]+`(?:, )?)+): ", re.MULTILINE)
 
 
 def rows() -> set[str]:
-    """What the items of the page's lists begin with, several in an item apart."""
+    """Return what the items of the page's lists begin with, splitting items that name several."""
     return {name for cell in ROW.findall(PAGE) for name in cell.strip("`").split("`, `")}
 
 
 @functools.cache
 def log_lines() -> frozenset[str]:
-    """The format of every line that is logged as a warning or worse."""
+    """Return the format of every line logged as a warning or worse."""
     return frozenset(_log_lines())
 
 
@@ -35,19 +35,19 @@ def _log_lines() -> Iterator[str]:
                 yield node.args[0].value
 
 
-def test_every_metric_is_told_of(daemon: DaemonProcess) -> None:
-    """Who sees a curve finds out what it means, and what to do about it."""
+def test_every_metric_is_documented(daemon: DaemonProcess) -> None:
+    """Whoever sees a curve finds out what it means, and what to do about it."""
     families = set(re.findall(r"^# TYPE (melld_\w+) \w+$", daemon.get("/metrics"), re.MULTILINE))
     shown = {name for name in families if not name.endswith("_created")}
     assert {row for row in rows() if row.startswith("melld_")} == shown
 
 
-def test_every_warning_is_told_of() -> None:
-    """Who reads a line in the journal finds out whether to get up for it."""
+def test_every_warning_is_documented() -> None:
+    """Whoever reads a line in the journal finds out whether to get up for it."""
     assert log_lines() - rows() == set()
 
 
-def test_no_line_is_told_of_that_is_never_written() -> None:
+def test_no_documented_warning_is_obsolete() -> None:
     """A page that describes another version misleads."""
     told = {row for row in rows() if not row.startswith("melld_")}
     assert told - log_lines() == set()

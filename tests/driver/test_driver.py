@@ -1,4 +1,4 @@
-"""The driver between facts and deeds: what fails on the way ends nothing but itself."""
+"""The driver between events and commands: a failure on the way ends nothing but itself."""
 
 import logging
 from typing import Any
@@ -17,7 +17,7 @@ from tests.serve.offline_daemon import W0, W2, OfflineDaemon, OfflineFleet
 
 
 class BrokenWire(OfflineFleet):
-    """Writing of these requests fails: a bug of ours, wherever it may be."""
+    """Fails to write these requests: a bug of ours, wherever it may be."""
 
     broken: frozenset[str] = frozenset()
 
@@ -29,7 +29,7 @@ class BrokenWire(OfflineFleet):
 
 @pytest.fixture
 async def daemon() -> OfflineDaemon:
-    """Three workers with a request each, and whoever fails is noted."""
+    """Three workers with a request each, and a log of who failed."""
     return OfflineDaemon(fleet=BrokenWire)
 
 
@@ -43,10 +43,10 @@ def lose(daemon: OfflineDaemon, worker: WorkerId) -> None:
     daemon.fleet.worker_ended(daemon.fleet.slots[worker], ended)
 
 
-async def test_a_command_that_fails_does_not_take_the_others_along(
+async def test_a_failed_command_does_not_stop_the_others(
     daemon: OfflineDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two requests lose their worker, and one cannot be placed: its client is told, the other's stream goes on."""
+    """Two requests lose their worker, and one cannot be placed: its client hears of it, the other's stream goes on."""
     names = [daemon.admit(f"r{number}", 4) for number in range(6)]
     first, second = (name for name in names if daemon.where(name) == W0)
     BrokenWire.broken = frozenset({first})
@@ -64,7 +64,7 @@ async def test_a_command_that_fails_does_not_take_the_others_along(
 
 
 async def test_a_new_request_that_cannot_be_placed_is_refused_and_forgotten(daemon: OfflineDaemon) -> None:
-    """Its client gets an error, and neither the fleet nor the scheduler keeps anything of it."""
+    """Its client gets an error, and neither fleet nor scheduler keeps anything of it."""
     BrokenWire.broken = frozenset({"r0"})
     try:
         with pytest.raises(NotCarriedOut, match="it cannot be written"):
@@ -75,8 +75,8 @@ async def test_a_new_request_that_cannot_be_placed_is_refused_and_forgotten(daem
     assert not daemon.scheduler.cluster.requests
 
 
-async def test_a_move_that_cannot_begin_does_not_keep_others_from_beginning(daemon: OfflineDaemon) -> None:
-    """The one ends at its deadline; the others of the same epoch are on their way."""
+async def test_a_move_that_cannot_start_does_not_block_others(daemon: OfflineDaemon) -> None:
+    """It ends at its deadline; the others of the same epoch are under way."""
     first, second = (daemon.admit(f"r{number}", 1) for number in range(2))
     BrokenWire.broken = frozenset({first})
     try:
@@ -90,7 +90,7 @@ async def test_a_move_that_cannot_begin_does_not_keep_others_from_beginning(daem
 
 
 async def test_events_are_numbered_and_name_their_cause() -> None:
-    """Whatever happens can be followed back to the event that it came of."""
+    """Anything can be traced back to the event that led to it."""
     told: list[tuple[events.AnyEvent, Any]] = []
     daemon = OfflineDaemon(taps=[lambda event, commands, _: told.append((event, commands))])
     told.clear()
@@ -108,7 +108,7 @@ async def test_events_are_numbered_and_name_their_cause() -> None:
     assert (arrived.cause, asked.cause, aborted.cause, finished.cause) == (0, 0, asked.id, 0)
 
 
-async def test_what_an_event_brings_about_names_it_as_its_cause() -> None:
+async def test_a_consequence_names_its_event_as_the_cause() -> None:
     """A request that cannot be placed ends because it arrived."""
     told: list[events.AnyEvent] = []
     daemon = OfflineDaemon(fleet=BrokenWire, taps=[lambda event, *_: told.append(event)])
@@ -123,8 +123,8 @@ async def test_what_an_event_brings_about_names_it_as_its_cause() -> None:
     assert (type(finished), finished.cause) == (events.RequestFinished, arrived.id)
 
 
-async def test_who_listens_and_fails_harms_nobody_else() -> None:
-    """A decision log that breaks costs neither a request nor the events that wait behind it."""
+async def test_a_failing_listener_harms_nobody_else() -> None:
+    """A broken decision log costs neither a request nor the events behind it."""
     heard: list[type] = []
 
     def break_down(*_: Any) -> None:
@@ -136,8 +136,8 @@ async def test_who_listens_and_fails_harms_nobody_else() -> None:
     assert heard[-2:] == [events.RequestArrived, events.RequestFinished]
 
 
-async def test_a_request_over_which_the_policy_stumbles_is_refused_and_forgotten(daemon: OfflineDaemon) -> None:
-    """A bug in a policy, when the scheduler has noted the request already: nothing of it stays."""
+async def test_a_request_that_crashes_the_policy_is_refused_and_forgotten(daemon: OfflineDaemon) -> None:
+    """Even after the scheduler has noted the request, nothing of it stays."""
 
     def stumble(*_: Any) -> bool:
         raise ZeroDivisionError
@@ -149,16 +149,14 @@ async def test_a_request_over_which_the_policy_stumbles_is_refused_and_forgotten
     assert not daemon.scheduler.cluster.requests
 
 
-async def test_a_fact_that_the_scheduler_refuses_harms_nobody_who_told_it(daemon: OfflineDaemon) -> None:
-    """Whoever tells is in the middle of his own work: a worker's end, say, after which it must be started again."""
+async def test_an_event_that_the_scheduler_rejects_does_not_harm_its_sender(daemon: OfflineDaemon) -> None:
+    """The sender is in the middle of its own work: a worker's end, say, after which it must be restarted."""
     daemon.driver.handle(events.WorkerUp(0.0, W0, 1, 1))
     assert daemon.where(daemon.admit("r0", 4)) in daemon.fleet.slots
 
 
-async def test_an_event_that_others_overtake_is_handled(
-    daemon: OfflineDaemon, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of two that happen together, the first may lead to others; the second is older than those, and not lost."""
+async def test_an_overtaken_event_is_still_handled(daemon: OfflineDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    """Of two simultaneous events the first may cause others; the second is older than those, and not lost."""
     early_s, late_s = daemon.clock() + 1.0, daemon.clock() + 2.0
     daemon.driver.handle(events.WorkerSlotsChanged(late_s, worker=W0, slots=3))
     daemon.driver.handle(events.WorkerSlotsChanged(early_s, worker=W2, slots=2))

@@ -1,4 +1,4 @@
-"""Which devices `melld run` gets: the cheapest to empty, and never the last in service unless it is asked for."""
+"""Which devices `melld run` gets: the cheapest to empty, and never the last in service unless asked for."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ REASONS = ("", "", "", "drained by an operator")
 
 @st.composite
 def fleets(draw: st.DrawFn, each: int = 1) -> list[Lendable]:
-    """Workers of `each` devices, in any state."""
+    """Draw workers of `each` devices, in any state."""
     workers = []
     for number in range(draw(st.integers(1, 5))):
         requests, serves = draw(st.integers(0, 2)), draw(st.booleans())
@@ -38,16 +38,14 @@ def cost(worker: Lendable) -> tuple[bool, int, bool]:
 
 
 def allowed(workers: Sequence[Lendable], lent: Sequence[Lendable], even_last: bool) -> bool:
-    """Whether a loan of these keeps its promises, said anew."""
+    """Return True if lending these keeps the promises, derived independently."""
     left = [one for one in workers if one.serves and one not in lent]
     return not any(one.taken for one in lent) and (even_last or bool(left))
 
 
 @given(fleets(), st.integers(1, 5), st.booleans())
-def test_the_cheapest_devices_are_lent_of_those_that_may_be(
-    workers: list[Lendable], count: int, even_last: bool
-) -> None:
-    """No choice of as many devices that keeps a worker in service would have been cheaper to empty."""
+def test_the_cheapest_permissible_devices_are_lent(workers: list[Lendable], count: int, even_last: bool) -> None:
+    """No equally large choice that keeps a worker in service is cheaper to empty."""
     possible = [lent for lent in itertools.combinations(workers, count) if allowed(workers, lent, even_last)]
     try:
         chosen = choose(workers, Wanted(count, even_last=even_last))
@@ -63,7 +61,7 @@ def test_the_cheapest_devices_are_lent_of_those_that_may_be(
 
 
 @given(fleets(each=2), st.integers(1, 10), st.booleans())
-def test_a_workers_devices_go_together(workers: list[Lendable], count: int, even_last: bool) -> None:
+def test_a_worker_s_devices_are_lent_together(workers: list[Lendable], count: int, even_last: bool) -> None:
     """Half of a tensor-parallel worker cannot serve: its other device would be idle, and still full."""
     try:
         chosen = choose(workers, Wanted(count, even_last=even_last))
@@ -75,7 +73,7 @@ def test_a_workers_devices_go_together(workers: list[Lendable], count: int, even
 
 @given(fleets(), st.sets(st.integers(0, 5), min_size=1), st.booleans())
 def test_named_devices_are_lent_or_none(workers: list[Lendable], indices: set[int], even_last: bool) -> None:
-    """Another device than the one that was named is of no use."""
+    """No other device will do."""
     named = tuple(f"cuda:{index}" for index in sorted(indices))
     meant = [one for one in workers if set(one.devices) & set(named)]
     try:
@@ -129,8 +127,8 @@ def test_of_equals_the_last_is_lent() -> None:
         (Wanted(count=2), "2 is all devices, and one must stay in service: use --all to lend it too"),
     ],
 )
-def test_what_is_not_lent_is_said(wanted: Wanted, says: str) -> None:
-    """A borrower knows at once whether waiting helps, or another word on the command line."""
+def test_a_refusal_gives_the_reason(wanted: Wanted, says: str) -> None:
+    """A borrower knows at once whether to wait or to change the command line."""
     with pytest.raises((NothingToLend, NeverLent)) as refused:
         choose([worker("w0", "cpu:0"), worker("w1", "cpu:1", taken="lent")], wanted)
     assert str(refused.value) == says

@@ -1,4 +1,4 @@
-"""The daemon's moves between the scheduler's word and their beginning: real driver, planner, executor and fleet."""
+"""The daemon's moves between decision and start: real driver, planner, executor and fleet."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.serve.offline_daemon import TIGHT, W0, W1, OfflineDaemon
 
 @pytest.fixture
 async def daemon() -> Iterator[OfflineDaemon]:
-    """Two requests of four blocks on one worker: its link to another carries one of them in an epoch."""
+    """Two requests of four blocks on one worker, whose link to another carries one of them per epoch."""
     daemon = OfflineDaemon()
     yield daemon
     check_cluster(daemon.scheduler.cluster)
@@ -33,8 +33,8 @@ async def two_on_w0(daemon: OfflineDaemon) -> tuple[RequestId, RequestId]:
     return here[0], here[1]
 
 
-async def test_an_operator_s_move_begins_at_once_within_the_boundaries(daemon: OfflineDaemon) -> None:
-    """`melld migrate` does not wait for an epoch where there is room."""
+async def test_an_operator_s_move_starts_at_once_within_the_boundaries(daemon: OfflineDaemon) -> None:
+    """`melld migrate` does not wait for an epoch while there is room."""
     first, _ = await two_on_w0(daemon)
     task = daemon.ask(first, W1)
     await asyncio.sleep(0)
@@ -45,8 +45,8 @@ async def test_an_operator_s_move_begins_at_once_within_the_boundaries(daemon: O
     assert daemon.state(first) is RequestState.RUNNING
 
 
-async def test_what_a_link_cannot_take_waits_with_its_cause(daemon: OfflineDaemon) -> None:
-    """An operator sees why a move does not begin, and that it does once the link is free."""
+async def test_a_move_beyond_the_link_s_budget_waits_with_its_cause(daemon: OfflineDaemon) -> None:
+    """An operator sees why it does not start, and that it does once the link is free."""
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
@@ -63,8 +63,8 @@ async def test_what_a_link_cannot_take_waits_with_its_cause(daemon: OfflineDaemo
     assert [report.outcome for report in await asyncio.gather(*tasks)] == ["refused", "refused"]
 
 
-async def test_a_copy_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemon) -> None:
-    """What decodes beside a large copy is promised that the link carries no more than its boundary in an epoch."""
+async def test_a_copy_larger_than_a_boundary_is_paced(daemon: OfflineDaemon) -> None:
+    """Requests that decode beside it are promised that the link carries at most its boundary per epoch."""
     large = daemon.admit("large", 10)
     source = daemon.where(large)
     task = daemon.ask(large, W1 if source == W0 else W0, Via.KV)
@@ -80,8 +80,8 @@ async def test_a_copy_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemo
 
 
 @pytest.mark.parametrize("via", [Via.TOKENS, None])
-async def test_a_prompt_that_is_more_than_a_boundary_is_paced(daemon: OfflineDaemon, via: Via | None) -> None:
-    """So are tokens, also where the source finds that the KV that was to go cannot."""
+async def test_a_prompt_larger_than_a_boundary_is_paced(daemon: OfflineDaemon, via: Via | None) -> None:
+    """The same goes for tokens, even when the source falls back to them because its KV cannot go."""
     large = daemon.admit("large", 10)
     source = daemon.where(large)
     task = daemon.ask(large, W1 if source == W0 else W0, via)
@@ -95,7 +95,7 @@ async def test_a_prompt_that_is_more_than_a_boundary_is_paced(daemon: OfflineDae
     await task
 
 
-async def test_moves_without_a_wish_are_divided_between_kv_and_tokens(daemon: OfflineDaemon) -> None:
+async def test_unforced_moves_are_split_between_kv_and_tokens(daemon: OfflineDaemon) -> None:
     """Two requests of one worker leave at once: one over the link, one by its tokens."""
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1) for name in (first, second)]
@@ -106,8 +106,8 @@ async def test_moves_without_a_wish_are_divided_between_kv_and_tokens(daemon: Of
     await asyncio.gather(*tasks)
 
 
-async def test_kv_goes_to_another_machine_only_where_it_was_measured(daemon: OfflineDaemon) -> None:
-    """A network may be far slower than computing the tokens again: until that is known, tokens go."""
+async def test_kv_moves_between_machines_only_over_measured_links(daemon: OfflineDaemon) -> None:
+    """A network may be far slower than recomputing the tokens: until it is measured, tokens go."""
     first, second = await two_on_w0(daemon)
     place = daemon.fleet.places[W1]
     place.slot = msgspec.structs.replace(place.slot, machine="elsewhere")
@@ -124,8 +124,8 @@ async def test_kv_goes_to_another_machine_only_where_it_was_measured(daemon: Off
     await asyncio.gather(*tasks)
 
 
-async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineDaemon) -> None:
-    """The operator is told so, and the scheduler forgets it once."""
+async def test_a_finished_request_cancels_its_waiting_move(daemon: OfflineDaemon) -> None:
+    """The operator hears of it, and the scheduler forgets it once."""
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
@@ -137,8 +137,8 @@ async def test_a_request_that_ends_takes_its_waiting_move_along(daemon: OfflineD
     await tasks[0]
 
 
-async def test_a_worker_that_dies_takes_the_moves_to_it_along(daemon: OfflineDaemon) -> None:
-    """The request stays where it is, counted there alone, and its operator hears why."""
+async def test_a_dead_worker_cancels_the_moves_to_it(daemon: OfflineDaemon) -> None:
+    """The request stays where it is, is counted only there, and the operator hears why."""
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
@@ -151,8 +151,8 @@ async def test_a_worker_that_dies_takes_the_moves_to_it_along(daemon: OfflineDae
     tasks[0].cancel()
 
 
-async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: OfflineDaemon) -> None:
-    """What was wanted for a state of things that is past is not done: the scheduler may decide anew."""
+async def test_a_move_that_has_waited_too_long_is_cancelled(daemon: OfflineDaemon) -> None:
+    """Its reason is outdated: the scheduler may decide anew."""
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
@@ -165,8 +165,8 @@ async def test_a_move_that_has_waited_for_too_long_is_called_off(daemon: Offline
     await tasks[0]
 
 
-async def test_a_worker_that_is_not_ready_is_waited_for(daemon: OfflineDaemon) -> None:
-    """A move to a worker that is still waking begins when it is there, instead of failing at its deadline."""
+async def test_a_move_waits_for_a_destination_that_is_not_ready(daemon: OfflineDaemon) -> None:
+    """It starts when the waking worker is up, instead of failing at its deadline."""
     first, _ = await two_on_w0(daemon)
     facts = daemon.fleet.workers.pop(W1)
     task = daemon.ask(first, W1)
@@ -179,8 +179,8 @@ async def test_a_worker_that_is_not_ready_is_waited_for(daemon: OfflineDaemon) -
     await task
 
 
-async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaemon) -> None:
-    """`melld migrate` to where it is succeeds, says so, and keeps it there."""
+async def test_a_move_to_the_current_worker_succeeds_at_once(daemon: OfflineDaemon) -> None:
+    """`melld migrate` says so and keeps the request there."""
     first, _ = await two_on_w0(daemon)
     assert not daemon.driver.is_pinned(first)
     answer = await daemon.ask(first, W0)
@@ -191,8 +191,8 @@ async def test_a_request_that_is_there_already_is_left_there(daemon: OfflineDaem
     assert was_moved(msgspec.to_builtins(answer))
 
 
-async def test_moves_are_planned_by_what_was_seen(daemon: OfflineDaemon) -> None:
-    """The rate at which a link was tried, and what the worker's own prompts cost: nothing else is measured."""
+async def test_moves_are_planned_from_observations(daemon: OfflineDaemon) -> None:
+    """The link's trial rate and the worker's own prompt costs: nothing else is measured."""
     assert daemon.driver.wanted.boundaries().prefill == {}
     times = daemon.fleet.workers[W1].times
     for decodes in range(1, 41):

@@ -1,4 +1,4 @@
-"""What the scheduler hears of requests that wait on their workers without any block."""
+"""What the scheduler hears about requests that wait on their workers without a block."""
 
 import pytest
 
@@ -22,8 +22,8 @@ def counted_blocks(daemon: OfflineDaemon, request: RequestId) -> int:
     return daemon.scheduler.cluster.requests[request].kv_bytes // BLOCK_BYTES
 
 
-async def test_a_preempted_request_counts_with_all_that_it_needs_to_go_on(daemon: OfflineDaemon) -> None:
-    """It grew since the last epoch, and was preempted for that: were it counted as before, it might wait for ever."""
+async def test_a_preempted_request_counts_with_all_it_needs_to_resume(daemon: OfflineDaemon) -> None:
+    """It was preempted because it grew since the last epoch; counted as before, it might wait forever."""
     request = daemon.admit("r", 2)
     assert counted_blocks(daemon, request) == 2
     daemon.fleet.live[request].output_token_ids += [7] * 3 * BLOCK_TOKENS
@@ -34,8 +34,8 @@ async def test_a_preempted_request_counts_with_all_that_it_needs_to_go_on(daemon
     assert counted_blocks(daemon, request) == 5, "it will need these again"
 
 
-async def test_a_resumed_request_that_waits_counts_with_all_its_tokens(daemon: OfflineDaemon) -> None:
-    """Its last worker may have died before it told of the last growth."""
+async def test_a_resumed_request_in_the_queue_counts_with_all_its_tokens(daemon: OfflineDaemon) -> None:
+    """Its last worker may have died before it reported the last growth."""
     request = daemon.admit("r", 2)
     daemon.fleet.live[request].output_token_ids += [7] * 3 * BLOCK_TOKENS
     worker = daemon.where(request)

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Families of models by how they write tool calls and thoughts: markers of their chat templates, and answers.
+"""Model families by how they write tool calls and thoughts: template markers and sample answers.
 
 Written from the formats' documents.  Every answer calls `get_weather(city="Paris")`, some then the same for Oslo.
 """
@@ -10,7 +10,7 @@ CITIES = ("Paris", "Oslo")
 
 
 class Family(NamedTuple):
-    """A family.  `one`: the text of a call, `{city}` in it; `calls`: how several stand together."""
+    """A family.  `one`: the text of a call, with `{city}` in it; `calls`: how several are written."""
 
     name: str
     model_type: str
@@ -25,7 +25,7 @@ class Family(NamedTuple):
     """Special tokens of the tokenizer, besides what stands in `think`."""
 
     def answer(self, count: int) -> str:
-        """Return an answer with so many calls."""
+        """Return an answer with this many calls."""
         made = [self.one.replace("{city}", city).replace("{index}", str(n)) for n, city in enumerate(CITIES[:count])]
         return self.calls.replace("{calls}", self.between.join(made))
 

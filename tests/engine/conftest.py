@@ -1,4 +1,4 @@
-"""Workers that are dear to start, shared by the tests that step them by hand."""
+"""Workers that are slow to start, shared by the tests that step them by hand."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,6 @@ from tests.engine.worker.residency.pair import two_workers
 
 @pytest.fixture(scope="session")
 def residency_workers(demo_model: Path) -> Iterator[tuple[WorkerProxy, WorkerProxy]]:
-    """Two vLLM workers on the demo model; whoever uses them leaves them empty."""
+    """Two vLLM workers on the demo model; each test leaves them empty."""
     with two_workers(demo_model, {}) as workers:
         yield workers

@@ -1,4 +1,4 @@
-"""The options of `vllm serve` that go to vLLM, as somebody has decided for the pinned version."""
+"""The options of `vllm serve` that are passed to vLLM, as decided for the pinned version."""
 
 _FRONTEND_TEXT = """
 anthropic_disabled_thinking_effort chat_template chat_template_content_format cohere_format

@@ -1,4 +1,4 @@
-"""Which parsers of tool calls and reasoning a model gets without anybody naming them."""
+"""Which parsers of tool calls and reasoning a model gets by default."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def facts_of(family: Family) -> ModelFacts:
 
 @EVERY
 def test_a_family_gets_its_parsers(family: Family) -> None:
-    """Agents work with a model of this family as it comes, and thoughts are told from answers."""
+    """Agents work with the model out of the box, and thoughts are separated from answers."""
     assert (tools_of(facts_of(family)).parser, reasoning_of(facts_of(family)).parser) == (
         family.tools,
         family.reasoning,
@@ -35,14 +35,14 @@ def test_two_candidates_are_named_and_none_is_chosen() -> None:
     assert str(choice) == "none (deepseek_r1 or qwen3: name one)"
 
 
-def test_a_parser_whose_token_the_tokenizer_lacks_is_not_chosen() -> None:
+def test_a_parser_whose_token_is_missing_is_not_chosen() -> None:
     """vLLM refuses to start with it, and a fine-tuned model with another tokenizer would not be served at all."""
     assert tools_of(ModelFacts("mistral", "[TOOL_CALLS]", "")).parser is None
 
 
 @given(st.text(), st.text(), st.text())
 def test_any_template_gets_one_parser_or_none(model_type: str, template: str, tokens: str) -> None:
-    """A strange model is served as it always was."""
+    """An unknown model is served as it always was."""
     known = {row.parser for row in (*TOOLS, *REASONING)} | {"deepseek_r1", None}
     facts = ModelFacts(model_type, template, tokens)
     assert {tools_of(facts).parser, reasoning_of(facts).parser} <= known
@@ -58,8 +58,8 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_operator_s_word_counts(model: Path) -> None:
-    """A named parser is taken as it is, `none` and a switched-off tool choice as no parser."""
+def test_the_operator_s_choice_of_parser_wins(model: Path) -> None:
+    """A named parser is taken as it is; `none` and a switched-off tool choice mean no parser."""
     path = str(model)
     assert answer_formats(ModelConfig(path=path)).tools.parser == "hermes"
     named = {"tool-call-parser": "mistral", "reasoning_parser": "none"}
@@ -71,8 +71,8 @@ def test_the_operator_s_word_counts(model: Path) -> None:
     assert answer_formats(ModelConfig(path=path, vllm={"enable_auto_tool_choice": False})).tools.parser is None
 
 
-def test_the_operator_s_template_is_the_one_that_is_read(model: Path, tmp_path: Path) -> None:
-    """Who replaces a model's template changes the format that it answers in."""
+def test_the_operator_s_template_is_the_one_examined(model: Path, tmp_path: Path) -> None:
+    """Replacing a model's template changes its answer format."""
     (tmp_path / "other.jinja").write_text("<tool_call><function=")
     given = {"chat_template": str(tmp_path / "other.jinja")}
     assert answer_formats(ModelConfig(path=str(model), vllm=given)).tools.parser == "qwen3_coder"

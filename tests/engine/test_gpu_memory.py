@@ -1,4 +1,4 @@
-"""GPU memory that processes share by descriptors, over a library that the tests build."""
+"""GPU memory that processes share by descriptors, over a test library."""
 
 import json
 import os
@@ -55,24 +55,22 @@ def files(machine: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def map_there(library: Path, files: list[int], sizes: list[int], fails: str = "") -> tuple[int, str]:
-    """Map the chunks in another process: how it ends, and what it prints."""
+    """Map the chunks in another process; return how it ends and what it prints."""
     told = json.dumps([str(library), files, sizes, fails])
     done = run_python("-c", MAP, told, pass_fds=files)
     return done.returncode, done.stdout.strip()
 
 
 @given(st.integers(1, 300 * GIB), st.sampled_from([UNIT, 4 * UNIT, 64 << 10]))
-def test_the_chunks_hold_all_of_it_and_their_descriptors_fit_into_one_message(nbytes: int, unit: int) -> None:
-    """Of the largest card, too; each is of a size that the device gives."""
+def test_the_chunks_cover_everything_and_fit_into_one_message(nbytes: int, unit: int) -> None:
+    """Even of the largest card; each has a size that the device offers."""
     sizes = chunks_of(nbytes, unit)
     assert nbytes <= sum(sizes) < nbytes + unit * len(sizes)
     assert len(sizes) <= MOST_CHUNKS
     assert all(size > 0 and size % unit == 0 for size in sizes)
 
 
-def test_memory_outlives_its_maker_and_is_one_range_of_addresses_wherever_it_is_mapped(
-    library: Path, files: list[int]
-) -> None:
+def test_memory_outlives_its_maker_and_maps_as_one_range(library: Path, files: list[int]) -> None:
     """The daemon alone holds it while no worker does; what one worker writes another reads."""
     sizes = [256 << 20, 256 << 20, 88 << 20]
     os.pwrite(files[0], b"\1\2", sizes[0] - 2)
@@ -82,8 +80,8 @@ def test_memory_outlives_its_maker_and_is_one_range_of_addresses_wherever_it_is_
     assert os.pread(files[2], 4, sizes[2] - 4) == b"\x08" * 4
 
 
-def test_a_worker_that_misses_a_descriptor_says_so(library: Path, files: list[int]) -> None:
-    """A process that may open no more files gets fewer than it was sent."""
+def test_a_worker_with_a_missing_descriptor_says_so(library: Path, files: list[int]) -> None:
+    """A process at its file limit receives fewer than were sent."""
     said = map_there(library, files[:2], [256 << 20, 256 << 20, 88 << 20])
     assert said == (1, "2 of 3 descriptors have arrived")
 
@@ -92,15 +90,15 @@ def test_a_worker_that_misses_a_descriptor_says_so(library: Path, files: list[in
     "call",
     ["cuInit", "cuMemAddressReserve", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemRelease", "cuMemSetAccess"],
 )
-def test_a_worker_whose_driver_refuses_says_what(library: Path, files: list[int], call: str) -> None:
-    """It fails with a reason, and does not write to what is not there."""
+def test_a_worker_reports_its_driver_s_refusal(library: Path, files: list[int], call: str) -> None:
+    """It fails with a reason, and does not write to unmapped memory."""
     code, said = map_there(library, files, [256 << 20, 256 << 20, 88 << 20], call)
     assert code == 1
     assert said.startswith(f"{call}: ")
 
 
 @pytest.mark.parametrize("call", ["cuMemGetAllocationGranularity", "cuMemCreate", "cuMemExportToShareableHandle"])
-def test_a_maker_whose_driver_refuses_says_what(machine: pytest.MonkeyPatch, call: str) -> None:
+def test_the_maker_reports_its_driver_s_refusal(machine: pytest.MonkeyPatch, call: str) -> None:
     """The daemon does not start, and its operator reads why."""
     machine.setenv("FAKE_CUDA_FAILS", call)
     with pytest.raises(NoSharedMemory, match=rf"^{call}: unknown error \(999\)$"):
@@ -114,7 +112,7 @@ def test_more_memory_than_the_device_has_is_refused(machine: pytest.MonkeyPatch)
         made_by_another("GPU-1", NBYTES)
 
 
-def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_is_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is the loader's."""
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     if Path("/dev/nvidiactl").exists():

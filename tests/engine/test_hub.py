@@ -1,4 +1,4 @@
-"""A model by its name: whether the hub has it is told in seconds and one line, not after minutes of retries."""
+"""A model given by name: a missing one is reported in seconds and one line, not after minutes of retries."""
 
 import http.server
 import os
@@ -16,7 +16,7 @@ LOOK += "; import huggingface_hub; print(huggingface_hub.constants.HF_HUB_OFFLIN
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Knows one model."""
+    """A hub that knows one model."""
 
     def do_GET(self) -> None:
         known = self.path == "/api/models/us/ours"
@@ -28,7 +28,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b'{"id": "us/ours", "modelId": "us/ours"}' if known else b"{}")
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def hub() -> Iterator[str]:
 
 
 def run(command: list[str], endpoint: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    """A process of its own: the hub's address is read once in each."""
+    """Run in a process of its own: each reads the hub's address once."""
     environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "NO_PROXY": "127.0.0.1"}
     environment.pop("HF_HUB_OFFLINE", None)
     return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
 
 
 def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """`melld serve`, which must end by itself."""
+    """Run `melld serve`, which must end by itself."""
     flags = ["--model", model, "--port", "0", "--device", "cpu:1", "--runtime-directory", str(directory / "run")]
     return run(["-m", "melld", "serve", *flags], endpoint, directory)
 
@@ -55,7 +55,7 @@ def serve(model: str, endpoint: str, directory: Path) -> subprocess.CompletedPro
 @pytest.mark.parametrize(
     ("model", "why"), [("us/nobodys", "rejects it (404 Not Found"), ("no name", "no such directory: no name")]
 )
-def test_a_model_that_the_hub_does_not_have_ends_the_start(hub: str, tmp_path: Path, model: str, why: str) -> None:
+def test_a_model_that_the_hub_lacks_ends_the_start(hub: str, tmp_path: Path, model: str, why: str) -> None:
     """Before any worker starts."""
     ended = serve(model, hub, tmp_path)
     assert ended.returncode != 0
@@ -63,7 +63,7 @@ def test_a_model_that_the_hub_does_not_have_ends_the_start(hub: str, tmp_path: P
     assert why in line
 
 
-def test_a_hub_out_of_reach_ends_the_start_of_a_model_that_was_never_here(tmp_path: Path) -> None:
+def test_an_unreachable_hub_ends_the_start_of_an_uncached_model(tmp_path: Path) -> None:
     """It names what cannot be reached."""
     ended = serve("us/ours", UNREACHABLE, tmp_path)
     assert ended.returncode != 0
@@ -72,8 +72,8 @@ def test_a_hub_out_of_reach_ends_the_start_of_a_model_that_was_never_here(tmp_pa
 
 
 @pytest.mark.parametrize("reachable", [False, True])
-def test_a_model_that_was_downloaded_is_loaded_without_the_hub(hub: str, tmp_path: Path, reachable: bool) -> None:
-    """A workstation without a network, or whose token has ended, serves what it has, and asks nobody again."""
+def test_a_downloaded_model_loads_without_the_hub(hub: str, tmp_path: Path, reachable: bool) -> None:
+    """A workstation without a network, or with an expired token, serves what it has and contacts nobody."""
     snapshot = tmp_path / "hub" / "models--us--mine"
     (snapshot / "refs").mkdir(parents=True)
     (snapshot / "refs" / "main").write_text("abc")
@@ -84,6 +84,6 @@ def test_a_model_that_was_downloaded_is_loaded_without_the_hub(hub: str, tmp_pat
     assert said[1] == "True"
 
 
-def test_a_model_of_the_hubs_is_left_to_vllm(hub: str, tmp_path: Path) -> None:
-    """Nothing is said, and the hub stays in use."""
+def test_a_model_on_the_hub_is_left_to_vllm(hub: str, tmp_path: Path) -> None:
+    """Nothing is logged, and the hub stays in use."""
     assert run(["-c", LOOK, "us/ours"], hub, tmp_path).stdout.splitlines() == ["[]", "False"]

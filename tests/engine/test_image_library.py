@@ -10,8 +10,8 @@ import torch
 from melld.engine.image_library import BESIDE, make_importable
 
 
-def test_images_are_prepared_without_the_library_of_torchvision() -> None:
-    """Qwen-VL, Gemma and Pixtral see on a CPU."""
+def test_images_are_prepared_without_torchvision_s_library() -> None:
+    """Qwen-VL, Gemma and Pixtral accept images on a CPU."""
     make_importable()
     from torchvision.transforms.v2 import functional
 
@@ -19,7 +19,7 @@ def test_images_are_prepared_without_the_library_of_torchvision() -> None:
 
 
 def test_torchvision_still_does_not_load_by_itself() -> None:
-    """Else nothing has to be done for it."""
+    """Once it does, the workaround can go."""
     if torch.version.cuda is not None:
         pytest.skip("the CUDA build of PyTorch loads it")
     command, where = [sys.executable, "-c", "import torchvision"], {"PYTHONPATH": str(BESIDE)}

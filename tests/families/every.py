@@ -1,4 +1,4 @@
-"""All families by name, and how a test gets the model of one."""
+"""All families by name, and how a test gets a family's model."""
 
 from pathlib import Path
 
@@ -20,5 +20,5 @@ WITHOUT_CPU = {
 
 
 def make_model_of(name: str, directory: Path) -> None:
-    """Write the tiny model of the family of this name into `directory`."""
+    """Write the tiny model of this family into `directory`."""
     make_family((FAMILIES | IMAGES)[name], directory)

@@ -1,4 +1,4 @@
-"""What a family of models is to the tests, and how a tiny one of it comes to be: random, seeded, float32.
+"""A model family as the tests see it, and how a tiny model of it is made: random, seeded, float32.
 
 Its shape is the real one in small: the same pattern of layers, windows, states, heads and experts.  Its weights are
 spread so that the next token depends on distant ones, as the demo model's are: else tests that compare texts would
@@ -35,7 +35,7 @@ COMMON: Mapping[str, Any] = {
 
 
 class Family(NamedTuple):
-    """A kind of model: transformers' names, and the fields of its configuration that make its shape."""
+    """A kind of model: transformers' names, and the configuration fields that give its shape."""
 
     config: str
     """The name of its configuration in transformers, without `Config`."""
@@ -89,7 +89,7 @@ def _scratch() -> "tempfile.TemporaryDirectory[str]":
 
 
 def _spread(model: Any, of_embedding: float) -> None:
-    """Give every matrix random numbers of a size that lets it be heard; norms, biases and decays stay as they begin."""
+    """Fill every matrix with random numbers large enough to matter; norms, biases and decays are unchanged."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Families whose models bring a head that drafts (MTP): a layer like their last, which reads a token and a state."""
+"""Families whose models bring a draft head (MTP): a layer like their last, which reads a token and a state."""
 
 import functools
 from pathlib import Path
@@ -16,7 +16,7 @@ READS_BOTH = np.concatenate((UNCHANGED, UNCHANGED / 2), axis=1)
 
 
 def add_numbered(directory: Path, layers: int) -> None:
-    """Add the head as the layer after the last, as GLM and DeepSeek have it."""
+    """Add the head as the layer after the last, as in GLM and DeepSeek."""
     weights = read_weights(directory)
     head = _layer(weights, layers - 1)
     one = np.ones(HIDDEN, dtype=np.float32)
@@ -27,7 +27,7 @@ def add_numbered(directory: Path, layers: int) -> None:
 
 
 def add_named(directory: Path, layers: int) -> None:
-    """Add the head by a name of its own, as Qwen has it; a norm of its multiplies by one more than its weight."""
+    """Add the head under its own name, as in Qwen; one of its norms multiplies by one plus its weight."""
     weights = read_weights(directory)
     zero = np.zeros(HIDDEN, dtype=np.float32)
     head = {f"layers.0.{name}": weight for name, weight in _layer(weights, layers - 1).items()}

@@ -1,4 +1,4 @@
-"""Families that see, whose processors need torchvision: each a tiny language model behind a tiny vision tower."""
+"""Vision families, whose processors need torchvision: each a tiny language model behind a tiny vision tower."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -49,7 +49,7 @@ def _family(
 
 
 def _finish(tokens: tuple[str, ...], processor_of: Callable[[Any], Any], directory: Path) -> None:
-    """Add the tokens to the tokenizer, and write what prepares images."""
+    """Add the tokens to the tokenizer, and write the image processor's configuration."""
     from tokenizers import AddedToken, Tokenizer
     from transformers import AutoTokenizer
 

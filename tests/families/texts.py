@@ -1,4 +1,4 @@
-"""Families that write text: most used first, as docs/models.md has them."""
+"""Families that write text, most used first, as in docs/models.md."""
 
 from tests.families.family import CHUNK, HEAD_WIDTH, HEADS, HIDDEN, KV_HEADS, WINDOW, Family
 

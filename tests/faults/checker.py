@@ -1,4 +1,4 @@
-"""The one judge of what a fault has done: whatever was injected, the same questions are asked of the history.
+"""The one judge of a fault's effect: whatever was injected, the same questions are asked of the history.
 
 terminal outcomes   each request has exactly one: an answer, a refusal, an error event, or a client that left
 tokens              an answer is, to the letter, that of a run without faults
@@ -24,7 +24,7 @@ ANSWERS = frozenset({"stop", "length"})
 
 
 class Subject:
-    """A daemon under test, what it answers when nothing is wrong, and every process that it has had."""
+    """A daemon under test, its fault-free answers, and every process that it has had."""
 
     def __init__(self, daemon: DaemonProcess, model: Path, decisions: Path, faults: Path) -> None:
         self.daemon = daemon
@@ -38,11 +38,11 @@ class Subject:
         self._pids: set[int] = set()
 
     def read(self, body: dict[str, Any], key: str | None = None) -> Reader:
-        """A client that asks and reads."""
+        """Start a client that asks and reads."""
         return Reader(self.daemon.url, body, key)
 
     def unharmed(self, body: dict[str, Any]) -> str:
-        """The answer without faults; ask for it before the first.  A salt changes what is cached, and no answer."""
+        """Return the fault-free answer; ask for it first.  A salt changes what is cached, and no answer."""
         name = repr(sorted((key, value) for key, value in body.items() if key not in ("cache_salt", "priority")))
         if name not in self._unharmed:
             reader = self.read(body, self.key).wait_end()
@@ -51,23 +51,23 @@ class Subject:
         return self._unharmed[name]
 
     def worker(self, name: str) -> Any:
-        """Its status."""
+        """Return the worker's status."""
         return next(one for one in self.status()["workers"] if one["worker"] == name)
 
     def worker_of(self, reader: Reader) -> str:
-        """Where its request runs."""
+        """Return where its request runs."""
         [one] = [one for one in self.status()["requests"] if reader.id and reader.id in one["request"]]
         return str(one["worker"])
 
     def status(self) -> Any:
-        """What `melld status` would say; its processes are remembered."""
+        """Return what `melld status` would say, remembering its processes."""
         status = self.operator.status()
         self._pids |= {worker["pid"] for worker in status["workers"] if worker["pid"]}
         self._pids |= set(descendants(self.daemon.process.pid))
         return status
 
     def until(self, holds: Callable[[Any], Any], deadline_s: float = PATIENCE_S) -> Any:
-        """Ask again until it holds; the status for which it did."""
+        """Ask until it holds; return the status for which it did."""
         end_s = time.monotonic() + deadline_s
         while not holds(status := self.status()):
             assert time.monotonic() < end_s, status
@@ -75,7 +75,7 @@ class Subject:
         return status
 
     def judge(self, readers: Sequence[Reader], refusals: Iterable[str] = ()) -> list[str]:
-        """What is wrong with this history; ends other than an answer must begin with one of `refusals`."""
+        """Return what is wrong with this history; failures must begin with one of `refusals`."""
         wrong = []
         for number, reader in enumerate(readers):
             reader.wait_end()
@@ -94,7 +94,7 @@ class Subject:
         return wrong + self.judge_quiet()
 
     def judge_quiet(self) -> list[str]:
-        """What is held though nothing runs."""
+        """Return what is held though nothing runs."""
         left = [file.name for file in self.faults.iterdir()]
         try:
             self.until(lambda status: all(worker["state"] in CALM for worker in status["workers"]))
@@ -104,7 +104,7 @@ class Subject:
         return [f"the fault {name} was never met" for name in left]
 
     def judge_end(self) -> list[str]:
-        """What is wrong once the daemon has ended: with its log, and with what it leaves behind."""
+        """Return what is wrong once the daemon has ended: with its log, and with what it leaves behind."""
         self.status()
         code = self.daemon.stop()
         wrong = [] if code == 0 else [f"exit code {code}"]
@@ -114,12 +114,12 @@ class Subject:
 
 
 def held(status: Any) -> int:
-    """Blocks that are used or reserved anywhere."""
+    """Return blocks used or reserved anywhere."""
     return sum(worker["used_blocks"] + worker["reserved_blocks"] for worker in status["workers"])
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below this one."""
+    """Return all processes below this one."""
     found, waiting = [], [pid]
     while waiting:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
@@ -130,7 +130,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def orphans(pids: Iterable[int]) -> list[int]:
-    """Which of these processes are still there after ten seconds; a zombie that waits for its parent is gone."""
+    """Return those of these processes that live after ten seconds; a zombie waiting for its parent counts as gone."""
     end_s = time.monotonic() + PATIENCE_S
     while (left := [pid for pid in pids if is_there(pid)]) and time.monotonic() < end_s:
         time.sleep(0.1)  # processes of another process: there is nothing to wait on
@@ -138,7 +138,7 @@ def orphans(pids: Iterable[int]) -> list[int]:
 
 
 def is_there(pid: int) -> bool:
-    """Whether the process runs, or could."""
+    """Return True if the process runs, or could."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""One daemon for all faults that leave a daemon behind, and one that has little room."""
+"""One daemon for all faults that it survives, and one with little room."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SILENCE_S = 3.0
 
 
 def start(model: Path, directory: Path, *flags: str) -> Subject:
-    """A daemon whose decisions are logged and whose workers can be harmed at a named point."""
+    """Start a daemon that logs its decisions and whose workers can be harmed at a named point."""
     faults = directory / "faults"
     faults.mkdir()
     decisions = directory / "decisions.jsonl"
@@ -27,7 +27,7 @@ def start(model: Path, directory: Path, *flags: str) -> Subject:
 
 @pytest.fixture(scope="package")
 def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    """Two workers under a policy that moves nothing by itself.  Its end is judged too."""
+    """Two workers under a policy that never moves requests.  Its end is judged too."""
     flags = ["--device", "cpu:2", "--kv-bytes", "32MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "model.vllm.max_num_batched_tokens=512", "--set", "idle.sleep_after_s=inf"]
     flags += ["--set", f"health.ping_timeout_s={SILENCE_S}", "--set", "health.steady_after_s=0"]
@@ -40,7 +40,7 @@ def subject(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="package")
 def crowded(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    """One worker with room for three requests of a thousand tokens, a short line in front of it, and two keys."""
+    """One worker with room for three requests of a thousand tokens, a short queue, and two keys."""
     directory = tmp_path_factory.mktemp("crowded")
     model = Path(shutil.copytree(demo_model, directory / "demo"))
     (directory / "keys").write_text("\n".join(KEYS))

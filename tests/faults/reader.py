@@ -1,4 +1,4 @@
-"""A client that writes down all that it is told, in order, so that a checker can judge it."""
+"""A client that records everything it receives, in order, for a checker to judge."""
 
 import contextlib
 import http.client
@@ -84,19 +84,19 @@ class Reader(threading.Thread):
             self._came.notify_all()
 
     def wait_chunks(self, count: int) -> None:
-        """Until so many have come, or it has ended."""
+        """Wait until so many have come, or it has ended."""
         with self._came:
             came = self._came.wait_for(lambda: self._chunks >= count or not self.is_alive(), PATIENCE_S)
         assert came, f"the stream stands still after {self._chunks} chunks"
 
     def leave(self) -> None:
-        """Close the connection now, as a client that is killed does."""
+        """Close the connection now, as a killed client does."""
         self.left = True
         with contextlib.suppress(OSError, AttributeError):
             self._connection.sock.shutdown(2)
 
     def wait_end(self) -> "Reader":
-        """Until it is over."""
+        """Wait until it is over."""
         self.join(PATIENCE_S)
         assert not self.is_alive(), f"the stream hangs after {self._chunks} chunks"
         return self

@@ -19,7 +19,7 @@ TOLD = {
 
 
 def readings(path: Path) -> list[str]:
-    """Every reading of a wall clock in a file: `time.time()`, `datetime.now()` and their kin, under any name."""
+    """Return every reading of a wall clock in a file: `time.time()`, `datetime.now()` and their kin, under any name."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and node.attr in WALL:
@@ -32,21 +32,21 @@ def readings(path: Path) -> list[str]:
 
 
 def test_no_decision_reads_the_wall_clock() -> None:
-    """Deadlines, back-off, patience and epochs go on as before when a clock is set."""
+    """Deadlines, back-off, patience and epochs are unaffected when the clock is set."""
     found = {str(path.relative_to(MELLD)): readings(path) for path in MELLD.rglob("*.py")}
     assert {name: clocks for name, clocks in found.items() if clocks and name not in TOLD} == {}
     assert {name: len(found.get(name, [])) for name in TOLD} == dict.fromkeys(TOLD, 1)
 
 
 def test_the_scan_finds_what_it_looks_for(tmp_path: Path) -> None:
-    """A scan that finds nothing in anything would show nothing."""
+    """A scan that never finds anything would prove nothing."""
     source = tmp_path / "source.py"
     source.write_text("import time, datetime\na = time.time()\nb = datetime.datetime.now()\nc = time.monotonic()\n")
     assert readings(source) == ["time.time", "datetime.datetime.now"]
 
 
-def test_starts_come_later_and_later_and_then_no_more() -> None:
-    """A worker that cannot load does not keep a processor busy for ever with its attempts."""
+def test_restarts_back_off_and_then_stop() -> None:
+    """A worker that cannot load does not keep a processor busy forever."""
     life, waits_s = WorkerLife(WorkerId("w0")), []
     life.take(Event.WAKE)
     while not life.given_up:

@@ -1,4 +1,4 @@
-"""What breaks in the daemon itself: it ends in good order, and whoever started it starts it again."""
+"""Failures of the daemon itself: it ends cleanly, and its supervisor restarts it."""
 
 from pathlib import Path
 
@@ -26,8 +26,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_daemon_that_can_answer_nobody_any_more_ends(demo_model: Path) -> None:
-    """Outputs that fail whenever they are read do not leave a daemon that says it is well and answers 503 for ever."""
+def test_a_daemon_that_can_no_longer_answer_exits(demo_model: Path) -> None:
+    """If reading outputs keeps failing, it must not report good health and answer 503 forever."""
     with DaemonProcess(demo_model, "--device", "cpu:1", "--kv-bytes", "8MiB", program=("-c", BREAKS)) as daemon:
         daemon.wait_ready()
         answer = request(daemon.url, "POST", "/v1/chat/completions", chat(max_tokens=5))

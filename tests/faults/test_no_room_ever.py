@@ -1,4 +1,4 @@
-"""Requests for which there is no room: the fleet and its driver, with a worker that is there in name alone.
+"""Requests without room: the fleet and its driver, with a worker in name only.
 
 With real workers a prompt that no worker could ever hold cannot come this far: vLLM fits the model's context to the KV
 cache when a worker starts, and the API refuses what is longer.  What the scheduler says of such a request all the same,
@@ -43,7 +43,7 @@ FULL = tuple(range(100))  # 101 tokens are 7 of the worker's 8 blocks
 
 
 class World:
-    """A fleet of one worker and its driver, at a time of the test's choice."""
+    """A fleet of one worker and its driver, with the test's clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -78,8 +78,8 @@ def world() -> Iterator[World]:
     assert set(world.fleet.live) == set(world.scheduler.cluster.requests)
 
 
-def test_a_prompt_that_no_worker_could_hold_is_refused_and_forgotten(world: World) -> None:
-    """It is told at once, as a mistake of the request's, and holds nothing."""
+def test_a_prompt_that_fits_no_worker_is_refused_and_forgotten(world: World) -> None:
+    """At once, as a client error, and it holds nothing."""
     with pytest.raises(RequestTooLarge) as refused:
         world.admit("huge", tuple(range(200)))
     assert not world.fleet.live
@@ -88,8 +88,8 @@ def test_a_prompt_that_no_worker_could_hold_is_refused_and_forgotten(world: Worl
     assert json.loads(done.stdout.splitlines()[-1]) == [400, "request_too_large", "messages"]
 
 
-def test_one_that_could_be_held_when_others_have_gone_waits(world: World) -> None:
-    """A worker whose memory others have taken for now is no reason to refuse."""
+def test_a_request_that_would_fit_an_empty_worker_waits(world: World) -> None:
+    """Memory that others hold for now is no reason to refuse."""
     world.driver.handle(events.WorkerCapacityChanged(0.0, worker=SLOT.worker, capacity_bytes=64))
     world.admit("later")
     assert world.fleet.live[RequestId("later")].worker is None
@@ -97,8 +97,8 @@ def test_one_that_could_be_held_when_others_have_gone_waits(world: World) -> Non
     assert world.fleet.live[RequestId("later")].worker == SLOT.worker
 
 
-def test_one_too_many_is_never_kept(world: World) -> None:
-    """The caller gets the error in the place of a stream: nothing is left to be cleaned up."""
+def test_a_request_beyond_the_queue_s_limit_is_never_kept(world: World) -> None:
+    """The caller gets the error instead of a stream: nothing is left to clean up."""
     for name in ("runs", "waits", "waits too"):
         world.admit(name)
     with pytest.raises(QueueFull) as refused:
@@ -108,8 +108,8 @@ def test_one_too_many_is_never_kept(world: World) -> None:
     assert not world.failed()
 
 
-def test_the_greedy_make_room_and_are_told(world: World) -> None:
-    """Who had been admitted hears of it where its tokens would have come."""
+def test_a_greedy_client_s_request_is_shed_and_told(world: World) -> None:
+    """A request that had been queued gets the error where its tokens would have come."""
     world.admit("runs", client="key0")
     for name in ("waits", "waits too"):
         world.admit(name, client="key0")
@@ -119,8 +119,8 @@ def test_the_greedy_make_room_and_are_told(world: World) -> None:
     assert world.fleet.live[RequestId("another's")].worker == SLOT.worker, "served before the one who had its turn"
 
 
-def test_who_has_begun_is_not_sent_away_however_long_it_waits(world: World) -> None:
-    """A worker's death puts streams back in the line; there they stay until there is room."""
+def test_a_request_that_has_begun_is_never_shed(world: World) -> None:
+    """A worker's death returns streams to the queue; there they stay until there is room."""
     world.admit("begun")
     world.driver.handle(events.WorkerDown(0.0, worker=SLOT.worker))
     world.fleet.live[RequestId("begun")].worker = None
@@ -132,8 +132,8 @@ def test_who_has_begun_is_not_sent_away_however_long_it_waits(world: World) -> N
     assert failed[RequestId("waits")].status == 503
 
 
-def test_the_time_to_come_again_is_how_long_the_line_is(world: World) -> None:
-    """A client that waits as it is told finds room, rather than the same answer."""
+def test_retry_after_reflects_the_queue(world: World) -> None:
+    """A client that waits as long as it is told finds room, rather than the same answer."""
     world.admit("runs")
     world.admit("waits", FULL[:40])
     world.now_s = 4.0

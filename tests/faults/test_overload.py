@@ -1,4 +1,4 @@
-"""More work than there is room for: a short line, quick refusals that name a time, and nobody kept out by another."""
+"""Overload: a short queue, quick refusals with a time to retry, and no client kept out by another."""
 
 import os
 import re
@@ -21,7 +21,7 @@ DISPLACED = (FULL, "error queue_full")
 
 
 def body(tokens: int, prompt: int, number: int = 0) -> dict[str, Any]:
-    """A prompt of so many tokens, different from the others' at its beginning, so that nothing of it is cached."""
+    """Return a prompt of so many tokens, different from the others from the start, so that nothing of it is cached."""
     words = [5 + number] + [5 + place * 7 % 200 for place in range(prompt - 1)]
     return {"prompt": words, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
 
@@ -43,13 +43,13 @@ def _empty(crowded: Subject) -> Iterator[None]:
 
 
 def sent_away(crowded: Subject) -> dict[str, str]:
-    """How many requests were sent away, by the cause."""
+    """Return how many requests were shed, by cause."""
     metrics = request(crowded.daemon.url, "GET", "/metrics", headers={"Authorization": f"Bearer {FIRST}"}).body.decode()
     return dict(re.findall(r'\nmelld_requests_sent_away_total\{cause="([^"]*)",model="[^"]*"\} (.*)', metrics))
 
 
 class Standstill:
-    """One stream has begun and fills the worker, which is stopped for as long as the test wants (less than is hung)."""
+    """A stream that has begun fills the worker, which stays stopped as long as needed (less than counts as hung)."""
 
     def __init__(self, crowded: Subject) -> None:
         self.pid = int(crowded.worker("w0")["pid"])
@@ -66,7 +66,7 @@ class Standstill:
 
 
 def line_up(crowded: Subject, bodies: list[dict[str, Any]]) -> list[Reader]:
-    """They come one after the other, and wait."""
+    """Queue them one after the other."""
     readers = []
     for one in bodies:
         readers.append(crowded.read(one, FIRST))
@@ -75,12 +75,12 @@ def line_up(crowded: Subject, bodies: list[dict[str, Any]]) -> list[Reader]:
 
 
 def waiting(crowded: Subject, count: int) -> None:
-    """Until so many wait."""
+    """Wait until so many are in the queue."""
     crowded.until(lambda status: status["queued_requests"] == count)
 
 
-def test_beyond_the_line_clients_are_told_when_to_come_again(crowded: Subject) -> None:
-    """When no memory is left requests wait; when too many wait, one more is refused at once, with a time."""
+def test_clients_beyond_the_queue_get_a_retry_time(crowded: Subject) -> None:
+    """Without memory requests wait; beyond the queue's limit one more is refused at once, with a time."""
     with Standstill(crowded) as first:
         queued = line_up(crowded, BODIES[:QUEUED])
         malformed = BODIES[0] | {"temperature": -1}  # nothing but the priority is judged before the line
@@ -92,8 +92,8 @@ def test_beyond_the_line_clients_are_told_when_to_come_again(crowded: Subject) -
     assert queued[0].ends == ["length"]
 
 
-def test_who_waits_too_long_is_told_and_who_has_begun_is_not_ended(crowded: Subject) -> None:
-    """A deadline is for those that wait: 503, or an event in a stream without a token; no answer is cut short."""
+def test_the_queue_deadline_ends_only_requests_that_have_not_begun(crowded: Subject) -> None:
+    """503, or an event in a stream without a token; no answer is cut short."""
     whole = {"model": "demo", **BODIES[1]}
     with Standstill(crowded) as first:
         late = crowded.read(BODIES[0], FIRST)
@@ -107,8 +107,8 @@ def test_who_waits_too_long_is_told_and_who_has_begun_is_not_ended(crowded: Subj
     assert first.ends == ["length"]
 
 
-def test_a_stream_that_waits_shows_that_it_lives(crowded: Subject) -> None:
-    """Proxies cut what is silent for a minute: the head comes soon, then comments, also between two tokens."""
+def test_a_waiting_stream_sends_keep_alives(crowded: Subject) -> None:
+    """Proxies cut what is silent for a minute: the head comes soon, then comments, even between two tokens."""
     with Standstill(crowded) as first:
         said = first.comments
         waits = crowded.read(BODIES[0], FIRST).wait_end()
@@ -118,8 +118,8 @@ def test_a_stream_that_waits_shows_that_it_lives(crowded: Subject) -> None:
     assert crowded.judge([first, waits], [LATE]) == []
 
 
-def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) -> None:
-    """`priority` as vLLM has it: lower goes first; in a full line the last of the least urgent gives its place up."""
+def test_urgent_requests_go_first_and_the_least_urgent_are_shed(crowded: Subject) -> None:
+    """`priority` as in vLLM: lower goes first; a full queue sheds the last of the least urgent."""
     standstill = Standstill(crowded)
     with slowed(crowded.faults):  # so that their readers see who was first
         with standstill as first:
@@ -133,8 +133,8 @@ def test_the_urgent_go_first_and_the_least_urgent_make_room(crowded: Subject) ->
     assert all(urgent.first_s < reader.first_s for reader in later if reader.first_s)
 
 
-def test_a_client_that_leaves_the_line_is_forgotten_at_once(crowded: Subject) -> None:
-    """Nobody computes for who has gone before its turn."""
+def test_a_client_that_leaves_the_queue_is_forgotten_at_once(crowded: Subject) -> None:
+    """Nothing is computed for a client that left before its turn."""
     before = sent_away(crowded)
     with Standstill(crowded) as first:
         [gone] = line_up(crowded, BODIES[:1])
@@ -145,8 +145,8 @@ def test_a_client_that_leaves_the_line_is_forgotten_at_once(crowded: Subject) ->
     assert sent_away(crowded) == before, "it had left before it was told that it waited too long"
 
 
-def test_one_key_cannot_fill_the_line_nor_keep_the_other_waiting(crowded: Subject) -> None:
-    """A client that asks for all there is makes room for another, who is served next."""
+def test_one_key_cannot_fill_the_queue_or_starve_another(crowded: Subject) -> None:
+    """A client that asks for everything makes room for another, who is served next."""
     standstill = Standstill(crowded)
     with slowed(crowded.faults):
         with standstill as first:
@@ -160,7 +160,7 @@ def test_one_key_cannot_fill_the_line_nor_keep_the_other_waiting(crowded: Subjec
     assert all(modest.first_s < reader.first_s for reader in greedy if reader.first_s)
 
 
-def test_nobody_pushes_in_before_the_other_key(crowded: Subject) -> None:
+def test_no_key_can_jump_the_queue(crowded: Subject) -> None:
     """With several keys a priority below zero is for the operator to allow."""
     answer = request(
         crowded.daemon.url, "POST", "/v1/chat/completions", chat(priority=-1), {"Authorization": f"Bearer {FIRST}"}
@@ -168,14 +168,14 @@ def test_nobody_pushes_in_before_the_other_key(crowded: Subject) -> None:
     assert (answer.status, answer.json()["error"]["param"]) == (400, "priority")
 
 
-def test_what_was_sent_away_is_counted_and_told_once_in_a_while(crowded: Subject) -> None:
-    """An operator sees in the metrics and in one line of the log that there was too little room, and why."""
+def test_shed_requests_are_counted_and_logged_once_in_a_while(crowded: Subject) -> None:
+    """The metrics and one line of the log tell an operator that there was too little room, and why."""
     assert float(sent_away(crowded)["queue full"]) >= 3
     crowded.daemon.wait_for("requests; last reason: queue full")
 
 
-def test_a_worker_that_cannot_load_is_tried_later_and_later_and_says_why(crowded: Subject) -> None:
-    """Damaged weights: the status names the reason and the next start, and once they are mended all is well."""
+def test_a_worker_that_cannot_load_backs_off_and_says_why(crowded: Subject) -> None:
+    """Damaged weights: the status names the reason and the next start, and once they are fixed all is well."""
     weights = crowded.model / "model.safetensors"
     sound = weights.read_bytes()
     weights.unlink()

@@ -1,4 +1,4 @@
-"""Processes that stand still where no ping goes: nobody waits for them for ever, and nobody else pays for it."""
+"""Processes that hang where no ping reaches: nobody waits for them forever, and nobody else pays for it."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
 
-def test_a_stopped_template_hides_no_death_and_hinders_no_start(subject: Subject) -> None:
-    """The worker that dies is started again once melld has continued it; the other, and its stream, feel nothing."""
+def test_a_stopped_template_hides_no_death_and_blocks_no_start(subject: Subject) -> None:
+    """The dead worker restarts once melld has continued the template; the other, and its stream, feel nothing."""
     bodies = [body(seed=1), body(seed=2)]
     for one in bodies:
         subject.unharmed(one)
@@ -34,7 +34,7 @@ def test_a_stopped_template_hides_no_death_and_hinders_no_start(subject: Subject
     assert subject.judge_quiet() == []
 
 
-def test_a_worker_that_is_stopped_while_it_loads_is_started_anew(subject: Subject) -> None:
+def test_a_worker_stopped_while_loading_is_restarted(subject: Subject) -> None:
     """It has no pings to leave unanswered yet."""
     assert subject.judge_quiet() == []
     before = subject.worker("w0")
@@ -46,8 +46,8 @@ def test_a_worker_that_is_stopped_while_it_loads_is_started_anew(subject: Subjec
     assert subject.worker("w0")["restarts"] == before["restarts"] + 2
 
 
-def test_a_load_that_hangs_ends_with_its_reason(demo_model: Path, tmp_path: Path) -> None:
-    """As from a file server that is gone: a pipe that nobody writes to in the place of some weights."""
+def test_a_hung_load_ends_with_its_reason(demo_model: Path, tmp_path: Path) -> None:
+    """As from a dead file server: a pipe that nobody writes to in place of some weights."""
     model = Path(shutil.copytree(demo_model, tmp_path / "model"))
     os.mkfifo(model / "model-00002-of-00002.safetensors")
     with DaemonProcess(model, "--device", "cpu:1", "--set", "health.load_stall_s=3") as daemon:

@@ -1,4 +1,4 @@
-"""A device that fails while the others work: it serves with those, says so, and goes on trying."""
+"""One device fails while the others work: the daemon serves with those, says so, and keeps retrying."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.serve.daemon_process import DaemonProcess
 
 
 def reason_of(daemon: DaemonProcess) -> str:
-    """What `/ready` answers while it is not."""
+    """Return what `/ready` answers while it is not."""
     answer = request(daemon.url, "GET", "/ready")
     if answer.status == 200:
         return ""
@@ -21,7 +21,7 @@ def reason_of(daemon: DaemonProcess) -> str:
     return str(answer.json()["reason"])
 
 
-def test_a_device_that_fails_does_not_keep_the_others_from_serving(demo_model: Path, tmp_path: Path) -> None:
+def test_a_failing_device_does_not_keep_the_others_from_serving(demo_model: Path, tmp_path: Path) -> None:
     """One broken GPU costs one GPU; `/ready` answers 503 only while no worker at all can serve."""
     (tmp_path / "w1.starting.ABRT").touch()
     with DaemonProcess(
@@ -47,7 +47,7 @@ def test_a_device_that_fails_does_not_keep_the_others_from_serving(demo_model: P
         assert reason_of(daemon) == ""
 
 
-def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_path: Path) -> None:
+def test_without_any_worker_the_daemon_ends_with_one_clear_line(demo_model: Path, tmp_path: Path) -> None:
     """Where no device works there is nothing to wait for."""
     for worker in ("w0", "w1"):
         (tmp_path / f"{worker}.starting.ABRT").touch()
@@ -59,8 +59,8 @@ def test_without_any_worker_it_ends_with_one_clear_line(demo_model: Path, tmp_pa
     assert daemon.lines[-1].endswith("failed to start: ended by SIGABRT")
 
 
-def test_without_files_to_open_it_says_so_and_ends(demo_model: Path) -> None:
-    """A daemon that let nobody in would look as if it served."""
+def test_without_file_descriptors_the_daemon_says_so_and_ends(demo_model: Path) -> None:
+    """A daemon that admits nobody would look as if it served."""
     words = (sys.executable, "-m", "melld", "serve", str(demo_model), "--device", "cpu:1", "--port", "0")
     command = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *words)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -83,8 +83,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_model: Path, tmp_path: Path) -> None:
-    """It has been ready, so the model can be served: calls are let in, and answered once the worker is back."""
+def test_a_lone_worker_that_dies_before_serving_is_waited_for(demo_model: Path, tmp_path: Path) -> None:
+    """It was ready once, so the model can be served: calls are admitted, and answered once the worker is back."""
     prepared, faults = tmp_path / "prepared", tmp_path / "faults"
     faults.mkdir()
     environment = {"MELLD_PREPARED": str(prepared), "MELLD_FAULTS": str(faults)}
@@ -105,8 +105,8 @@ def test_a_lone_worker_that_dies_before_the_daemon_serves_is_waited_for(demo_mod
         assert waiting.result().error is None
 
 
-def test_told_to_stop_it_does_not_wait_for_its_imports(demo_model: Path, tmp_path: Path) -> None:
-    """A stop or a restart of the service while it starts takes a moment, not as long as a start."""
+def test_a_stop_during_the_start_does_not_wait_for_imports(demo_model: Path, tmp_path: Path) -> None:
+    """Stopping or restarting a starting service takes a moment, not as long as a start."""
     flags, environment = ["--device", "cpu:1", "--kv-bytes", "8MiB"], {"MELLD_PREPARED": str(tmp_path / "never")}
     with DaemonProcess(demo_model, *flags, program=("-c", LATE), environment=environment) as daemon:
         daemon.wait_for("w0 is ready")

@@ -1,4 +1,4 @@
-"""A bug in one of the daemon's own tasks: no stream ends for it, and the task is at work again."""
+"""A bug in one of the daemon's own tasks: no stream ends for it, and the task is restarted."""
 
 import json
 import re
@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def harmed(demo_model: Path) -> Iterator[DaemonProcess]:
-    """A daemon whose tasks fail when they are told to, the first of them as it starts."""
+    """A daemon whose tasks fail on demand, the first of them as it starts."""
     flags = ("--device", "cpu:2", "--kv-bytes", "64MiB", "--set", "idle.sleep_after_s=inf")
     with DaemonProcess(demo_model, *flags, harmable=True) as process:
         (process.faults / "token texts.RAISE").touch()
@@ -31,13 +31,13 @@ def harmed(demo_model: Path) -> Iterator[DaemonProcess]:
 
 
 def restarts(daemon: DaemonProcess) -> dict[str, float]:
-    """How often each task was started again, as the metrics say."""
+    """Return how often each task was restarted, by the metrics."""
     found = re.findall(r'^melld_task_restarts_total\{task="(.*)"\} (.*)$', daemon.get("/metrics"), re.MULTILINE)
     return {task: float(count) for task, count in found}
 
 
 def wait_restarts(daemon: DaemonProcess, task: str, count: float) -> None:
-    """Until the task was started again so often."""
+    """Wait until the task was restarted so often."""
     end_s = time.monotonic() + PATIENCE_S
     while restarts(daemon)[task] != count:
         assert time.monotonic() < end_s, f"{task} was not started again"
@@ -45,7 +45,7 @@ def wait_restarts(daemon: DaemonProcess, task: str, count: float) -> None:
 
 
 def poke(daemon: DaemonProcess, task: str) -> None:
-    """Give a task something to do that waits for it."""
+    """Give a waiting task something to do."""
     if task == "reload":
         daemon.process.send_signal(signal.SIGHUP)
     if task == "failures":
@@ -53,7 +53,7 @@ def poke(daemon: DaemonProcess, task: str) -> None:
 
 
 def reached(file: Path) -> bool:
-    """The task has come to its point within the time that it has."""
+    """Wait until the task has reached its point, within its time."""
     end_s = time.monotonic() + PATIENCE_S
     while file.exists() and time.monotonic() < end_s:
         time.sleep(0.02)  # another process takes it away: there is nothing to wait on
@@ -61,7 +61,7 @@ def reached(file: Path) -> bool:
 
 
 def fail(daemon: DaemonProcess, task: str) -> None:
-    """Have the task fail, see it told, and see it come to the same point again."""
+    """Make the task fail, see it reported, and see it reach the same point again."""
     before = restarts(daemon)
     for fault in ("RAISE", "PASS"):
         file = daemon.faults / f"{task}.{fault}"
@@ -74,8 +74,8 @@ def fail(daemon: DaemonProcess, task: str) -> None:
     assert restarts(daemon) == before | {task: before[task] + 1}
 
 
-def test_a_task_that_fails_costs_no_stream_and_is_at_work_again(harmed: DaemonProcess, tmp_path: Path) -> None:
-    """Each in turns, in the midst of its work, under load with moves: every answer is that of a quiet daemon."""
+def test_a_failing_task_is_restarted_and_costs_no_stream(harmed: DaemonProcess, tmp_path: Path) -> None:
+    """Each in turn, in the midst of its work, under load with moves: every answer is that of a quiet daemon."""
     history = History(harmed, tmp_path, seed=3, harm_every_s=1.0, bodies=6)
     history.spared = frozenset({"w0", "w1"})
     over = threading.Event()
@@ -102,8 +102,8 @@ def test_a_task_that_fails_costs_no_stream_and_is_at_work_again(harmed: DaemonPr
     assert history.tally["move committed"] > 0
 
 
-def test_the_loop_that_reads_outputs_is_built_anew(harmed: DaemonProcess) -> None:
-    """vLLM tells the calls in flight of its error and stops for good; the daemon goes on, and the next are served."""
+def test_the_output_reading_loop_is_rebuilt(harmed: DaemonProcess) -> None:
+    """vLLM passes its error to the calls in flight and stops for good; the daemon goes on and serves the next."""
     quiet = Stream(harmed, GREEDY).result()
     cut = Stream(harmed, GREEDY | {"max_tokens": 400})
     cut.wait_chunks(5)

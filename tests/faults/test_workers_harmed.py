@@ -20,7 +20,7 @@ from tests.worker_faults import slowed
 
 
 def body(tokens: int = 100, prompt: int = 400, seed: int | None = None) -> dict[str, Any]:
-    """One prompt; greedy, or drawn with a seed."""
+    """Return one prompt; greedy, or sampled with a seed."""
     drawn = {"temperature": 0} if seed is None else {"temperature": 0.9, "seed": seed}
     words = [5 + number * 7 % 200 for number in range(prompt)]
     return {"prompt": words, "max_tokens": tokens, "ignore_eos": True, **drawn}
@@ -28,14 +28,14 @@ def body(tokens: int = 100, prompt: int = 400, seed: int | None = None) -> dict[
 
 @pytest.fixture(autouse=True)
 def _in_order(subject: Subject) -> Iterator[None]:
-    """Each test begins with workers that are well, and leaves them so."""
+    """Each test begins with healthy workers, and leaves them so."""
     assert subject.judge_quiet() == []
     yield
     assert subject.judge_quiet() == []
 
 
 def two_on(subject: Subject, *bodies: dict[str, Any]) -> list[Reader]:
-    """Streams that have begun; with two workers under most-free the first two are on different ones."""
+    """Return streams that have begun; with two workers under most-free the first two are on different ones."""
     readers = []
     for one in bodies:
         readers.append(subject.read(one))
@@ -43,8 +43,8 @@ def two_on(subject: Subject, *bodies: dict[str, Any]) -> list[Reader]:
     return readers
 
 
-def test_a_worker_killed_in_its_prefill_is_not_noticed(subject: Subject) -> None:
-    """A client whose prompt was being read waits a moment longer, and knows of nothing."""
+def test_a_worker_killed_in_its_prefill_goes_unnoticed(subject: Subject) -> None:
+    """The client whose prompt was being computed waits a moment longer, and knows of nothing."""
     long = body(40, prompt=3000)
     beside = body(seed=3)
     subject.unharmed(long)
@@ -62,7 +62,7 @@ def test_a_worker_killed_in_its_prefill_is_not_noticed(subject: Subject) -> None
 
 
 def test_a_hung_worker_is_ejected_and_a_slow_one_is_not(subject: Subject) -> None:
-    """SIGSTOP for good is death after `ping_timeout_s`; one at a tenth of its speed goes on for as long as it takes."""
+    """SIGSTOP for good is death after `ping_timeout_s`; a worker at a tenth of its speed goes on."""
     bodies = [body(seed=1), body(seed=2)]
     for one in bodies:
         subject.unharmed(one)
@@ -89,7 +89,7 @@ def test_a_hung_worker_is_ejected_and_a_slow_one_is_not(subject: Subject) -> Non
 
 
 def slow_down(pid: int, over: threading.Event) -> None:
-    """A process that has the processor for a tenth of the time."""
+    """Give a process the processor for a tenth of the time."""
     while not over.is_set():
         os.kill(pid, signal.SIGSTOP)
         over.wait(0.18)
@@ -98,8 +98,8 @@ def slow_down(pid: int, over: threading.Event) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) -> None:
-    """The allocator of one worker fails: it starts anew, its requests go on elsewhere, the others feel nothing."""
+def test_only_the_worker_that_runs_out_of_memory_is_lost(subject: Subject) -> None:
+    """One worker's allocator fails: it restarts, its requests go on elsewhere, the others feel nothing."""
     bodies = [body(seed=number) for number in range(4)]
     new = [body(5, prompt=900 + number) | {"cache_salt": "again"} for number in range(4)]
     for one in bodies + new:
@@ -121,7 +121,7 @@ def test_a_worker_without_memory_is_lost_alone_and_says_why(subject: Subject) ->
         assert (worker["pid"] != before[worker["worker"]]["pid"]) == lost
 
 
-def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subject: Subject) -> None:
+def test_a_dead_worker_s_request_waits_if_there_is_no_room_elsewhere(subject: Subject) -> None:
     """Both die: whoever had begun waits until a worker is back, however long that takes, and is not refused."""
     bodies = [body(seed=number) for number in range(4)]
     for one in bodies:
@@ -135,8 +135,8 @@ def test_a_killed_workers_request_that_has_no_room_elsewhere_waits_for_it(subjec
     assert subject.judge(readers) == []
 
 
-def test_a_template_that_is_killed_harms_no_worker(subject: Subject) -> None:
-    """The kernel ends workers with the daemon, not with what forked them; one that dies later comes from another."""
+def test_a_killed_template_harms_no_worker(subject: Subject) -> None:
+    """The kernel ends workers with the daemon, not with what forked them; the next ones come from a new template."""
     bodies = [body(seed=1), body(seed=2)]
     for one in bodies:
         subject.unharmed(one)
@@ -155,12 +155,12 @@ def test_a_template_that_is_killed_harms_no_worker(subject: Subject) -> None:
 
 
 def parent(pid: int) -> int:
-    """Who forked it."""
+    """Return who forked it."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_file_descriptors_that_run_out_make_newcomers_wait(subject: Subject) -> None:
-    """While the daemon cannot open a file its streams go on and newcomers wait; then all is as before."""
+def test_running_out_of_file_descriptors_makes_newcomers_wait(subject: Subject) -> None:
+    """Streams go on and newcomers wait; then all is as before."""
     subject.unharmed(body())
     subject.unharmed(body(20))
     pid = subject.daemon.process.pid

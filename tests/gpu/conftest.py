@@ -1,4 +1,4 @@
-"""On which device these tests run: a GPU, or CPU devices where `benchmarks/tools/gpu_check.py` is rehearsed."""
+"""The device that these tests run on: a GPU, or CPU devices in the rehearsal of `benchmarks/tools/gpu_check.py`."""
 
 import os
 

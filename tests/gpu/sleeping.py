@@ -1,4 +1,4 @@
-"""An engine that sleeps and wakes, in a process of its own: `python -m tests.gpu.sleeping MODEL DEVICE`.
+"""An engine that sleeps and wakes, in its own process: `python -m tests.gpu.sleeping MODEL DEVICE`.
 
 Prints what it says before and after, what it holds asleep, and how long waking takes.
 """

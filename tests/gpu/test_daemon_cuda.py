@@ -32,7 +32,7 @@ WIDE = 88_000
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """Of one model, which both have their KV where the other can read it."""
+    """Two workers of one model, each of which can read the other's KV."""
     model = tmp_path_factory.mktemp("model") / "demo"
     make_demo_model(model)
     devices = ("--set", "devices.cuda=[0, 0]") if DEVICE == "cuda" else ("--device", "cpu:2")
@@ -49,7 +49,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProc
 
 @pytest.fixture(scope="module")
 def unmoved(two_workers: DaemonProcess) -> dict[str, Answer]:
-    """The answers when nothing happens to them, each alone: on a GPU sums depend on what else is in a step.
+    """The undisturbed answers, each alone: on a GPU sums depend on what else is in a step.
 
     What counts is the third answer, whose prompt is in the prefix cache, as it is for those to come.
     """
@@ -58,7 +58,7 @@ def unmoved(two_workers: DaemonProcess) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("name", list(BODIES))
-def test_a_stream_that_moves_on_a_gpu_is_the_same(
+def test_a_stream_that_moves_on_a_gpu_is_unchanged(
     two_workers: DaemonProcess, unmoved: dict[str, Answer], name: str, via: str
 ) -> None:
     """The client cannot tell."""
@@ -71,7 +71,7 @@ def test_a_stream_that_moves_on_a_gpu_is_the_same(
 
 
 def test_a_stream_outlives_a_killed_worker_on_a_gpu(two_workers: DaemonProcess, unmoved: dict[str, Answer]) -> None:
-    """Its GPU memory is the driver's again, its stream goes on by its tokens, and its successor serves."""
+    """Its GPU memory is freed, its stream resumes from its tokens, and its successor serves."""
     operator, stream = Operator(two_workers), Stream(two_workers, BODIES["penalties"])
     stream.wait_chunks(40)
     [running] = operator.requests_of(stream)
@@ -84,14 +84,14 @@ def test_a_stream_outlives_a_killed_worker_on_a_gpu(two_workers: DaemonProcess, 
 
 
 def several(directory: Path, models: list[str], devices: str) -> DaemonProcess:
-    """A daemon of several models."""
+    """A daemon with several models."""
     config = directory / "melld.toml"
     config.write_text(f"models = [{', '.join(models)}]\n{devices}\n")
     return DaemonProcess(None, "--config", str(config), "--log-level", "info", genuine=True)
 
 
 def test_models_in_lent_memory_answer_as_alone_and_die_alone(tmp_path: Path) -> None:
-    """KV memory that both use in turn; a death of one is not the other's."""
+    """Both use the KV memory in turn; a death of one does not affect the other."""
     make_demo_model(tmp_path / "demo")
     make_demo_model(tmp_path / "other", seed=1)
     models = [f'{{path = "{tmp_path}/{name}", vllm = {{{EXACT}}}}}' for name in ("demo", "other")]
@@ -114,7 +114,7 @@ def test_models_in_lent_memory_answer_as_alone_and_die_alone(tmp_path: Path) -> 
 
 
 def test_a_model_dozes_on_a_gpu_and_answers_as_before(tmp_path: Path) -> None:
-    """Its weights leave the GPU for the machine's memory; its process stays."""
+    """Its weights move from the GPU to host memory; its process stays."""
     make_demo_model(tmp_path / "demo")
     if DEVICE == "cuda":
         make_large_model(tmp_path / "wide", layers=8)

@@ -1,4 +1,4 @@
-"""GPU memory that two engines lend each other; where there is no GPU, memory of a library that the tests build."""
+"""GPU memory that two engines lend each other; without a GPU, memory of a test library."""
 
 import subprocess
 from collections.abc import Iterator
@@ -52,8 +52,8 @@ def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         arena.close()
 
 
-def test_lent_memory_goes_from_engine_to_engine_and_changes_no_answer(shared_pair: Pair) -> None:
-    """Blocks in use move on the device; what the other had in them does no harm."""
+def test_lent_memory_changes_hands_without_changing_answers(shared_pair: Pair) -> None:
+    """Blocks in use move on the device; the other's leftover data does no harm."""
     pair, (here, there) = shared_pair, (shared_pair.here, shared_pair.there)
     expected = pair.all_unmoved(CASES)
     running = [pair.start(case) for case in CASES]
@@ -70,7 +70,7 @@ def test_lent_memory_goes_from_engine_to_engine_and_changes_no_answer(shared_pai
 
 
 def test_an_engine_lives_on_in_memory_that_another_died_in(shared_pair: Pair) -> None:
-    """The memory is neither the maker's nor the dead worker's."""
+    """The memory belongs neither to the maker nor to the dead worker."""
     pair, there = shared_pair, shared_pair.there
     expected = pair.finish(*(pair.start(case, there) for case in CASES))
     running = [pair.start(case, there) for case in CASES]

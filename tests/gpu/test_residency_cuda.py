@@ -1,4 +1,4 @@
-"""Live migrations between two vLLM workers on one GPU, with the runner and the kernels of the GPU."""
+"""Live migrations between two vLLM workers on one GPU, with the GPU's runner and kernels."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ FAST = {
 
 
 def make_large_model(model: Path, layers: int = 32) -> None:
-    """Write one of a usual size, to be served with weights that vLLM makes up."""
+    """Write a model of a usual size, to be served with vLLM's dummy weights."""
     make_demo_model(model)
     config = model / "config.json"
     shape = GPU_MODEL | {"num_hidden_layers": layers}
@@ -42,7 +42,7 @@ def make_large_model(model: Path, layers: int = 32) -> None:
 
 
 def make_pair(model: Path, options: dict[str, Any]) -> Iterator[Pair]:
-    """Two workers on the device."""
+    """Make two workers on the device."""
     given = options | ({"block_size": 16, "gpu_memory_utilization": 0.1} if DEVICE == "cuda" else {})
     with two_workers(model, given, subprocess.Popen) as workers:
         yield Pair(*workers)
@@ -57,7 +57,7 @@ def plain_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_moved_request_says_what_it_would_have_said_on_a_gpu(plain_pair: Pair, case: Case, via: str) -> None:
+def test_a_moved_request_gives_its_unmoved_answer_on_a_gpu(plain_pair: Pair, case: Case, via: str) -> None:
     """The promise of the CPU tests, with vLLM's V2 runner and a copy over CUDA IPC."""
     plain_pair.check_moves([(case, via)], 12)
 
@@ -72,6 +72,6 @@ def fast_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_moved_request_goes_on_exactly_in_bfloat16_with_graphs(fast_pair: Pair, case: Case) -> None:
-    """What people run: its KV is copied whole, so not a bit of the answer may change."""
+def test_a_moved_request_continues_exactly_in_bfloat16_with_graphs(fast_pair: Pair, case: Case) -> None:
+    """The usual setup: its KV is copied whole, so not a bit of the answer may change."""
     fast_pair.check_moves([(case, "kv")], 12)

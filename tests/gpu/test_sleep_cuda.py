@@ -1,4 +1,4 @@
-"""vLLM's sleep mode as a model that dozes on a GPU uses it."""
+"""vLLM's sleep mode as a dozing model on a GPU uses it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.gpu.conftest import DEVICE
 pytestmark = pytest.mark.gpu
 
 
-def test_an_engine_that_has_slept_says_what_it_said_before(tmp_path: Path) -> None:
+def test_an_engine_that_has_slept_answers_as_before(tmp_path: Path) -> None:
     """On a GPU its weights and KV memory are free meanwhile; a CPU, in the rehearsal, frees nothing."""
     make_demo_model(tmp_path / "demo")
     command = [sys.executable, "-m", "tests.gpu.sleeping", str(tmp_path / "demo"), DEVICE]

@@ -1,4 +1,4 @@
-"""CUDA transports on a real device: two processes on one GPU, and two GPUs where there are two."""
+"""CUDA transports on a real device: two processes on one GPU, and on two GPUs if there are two."""
 
 import os
 import signal
@@ -74,7 +74,7 @@ def test_peer_copies_are_exact(sibling: Any) -> None:
     link.close()
 
 
-def test_a_peer_that_delivers_other_bytes_is_refused(sibling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_delivers_wrong_bytes_is_refused(sibling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are never taken over a link that did not deliver the peer's canary."""
     from melld.migrate.transports import cuda_canary, cuda_peer
 
@@ -85,7 +85,7 @@ def test_a_peer_that_delivers_other_bytes_is_refused(sibling: Any, monkeypatch: 
 
 
 def test_staged_copies_are_exact(sibling: Any) -> None:
-    """Cards without peer access get the same bytes by way of pinned memory."""
+    """Cards without peer access get the same bytes through pinned memory."""
     from melld.migrate.transports import cuda_runtime, cuda_staged
 
     if not cuda_runtime.batch_copies_supported():
@@ -114,8 +114,8 @@ def test_two_devices_are_matched_by_uuid() -> None:
     other.kill()
 
 
-def test_a_dead_siblings_handle_is_refused() -> None:
-    """A worker that has been killed is an error in words, not a crash of its peers."""
+def test_a_dead_sibling_s_handle_is_refused() -> None:
+    """A killed worker causes a clear error, not a crash of its peers."""
     from melld.migrate.transports import cuda_peer
 
     other = Sibling()
@@ -126,7 +126,7 @@ def test_a_dead_siblings_handle_is_refused() -> None:
 
 
 def test_the_fused_copy_is_near_one_large_copy(record_property: Any) -> None:
-    """Scattered blocks cost no more than a quarter over one plain copy of as many bytes, within one device."""
+    """Scattered blocks cost at most a quarter more than one plain copy of as many bytes, within one device."""
     from melld.migrate.transports.cuda_kernel import ChunkCopier
 
     layers, blocks = 32, 512  # chunks of 64 KiB; 256 of the blocks are 512 MiB

@@ -7,23 +7,23 @@ from melld.kvstore.ledger import Holding, Ledger, WorkerBlocks
 
 
 def check_ledger(ledger: Ledger) -> None:
-    """Every law holds; an error names all that do not."""
+    """Check every law; the error names all that are broken."""
     faults = [fault for page in pages(ledger) for fault in _broken(page)]
     assert not faults, "; ".join(faults)
 
 
 def pages(ledger: Ledger) -> list[WorkerBlocks]:
-    """The pages of all open workers."""
+    """Return the pages of all open workers."""
     return list(ledger._pages.values())
 
 
 def holdings_of(ledger: Ledger, request: RequestId) -> list[Holding]:
-    """What the request holds on all workers: two rows during a migration."""
+    """Return what the request holds on all workers: two rows during a migration."""
     return [page.holdings[request] for page in pages(ledger) if request in page.holdings]
 
 
 def kv_bytes(ledger: Ledger, request: RequestId) -> int:
-    """The bytes of the request's blocks on all workers."""
+    """Return the bytes of the request's blocks on all workers."""
     return sum(held.kv_bytes for held in holdings_of(ledger, request))
 
 

@@ -1,4 +1,4 @@
-"""Memory that other programs take on a device reduces its worker's capacity, and returns when they go."""
+"""Other programs' memory on a device reduces its worker's capacity until they free it."""
 
 import msgspec
 from hypothesis import given
@@ -18,8 +18,8 @@ def reading(others_bytes: int | None, state: DeviceState = DeviceState.OK) -> De
     return DeviceReading(state=state, used_by_others_bytes=others_bytes)
 
 
-def test_what_was_there_before_is_not_taken_off() -> None:
-    """A desktop that already had its share when the worker measured the device costs it nothing more."""
+def test_memory_used_before_the_worker_s_measurement_is_not_deducted() -> None:
+    """A desktop that already had its share when the worker measured the device costs nothing more."""
     rule = CapacityRule(OWN, BLOCK)
     assert [rule.seen(reading(others)) for others in (5_000, 5_000, 4_000)] == [None, None, None]
     assert rule.told_bytes == OWN
@@ -32,7 +32,7 @@ def test_capacity_follows_down_and_up() -> None:
     assert seen == [None, 53_000, None, 34_000, OWN]
 
 
-def test_small_changes_are_not_told_but_that_all_is_back_is() -> None:
+def test_small_changes_are_not_reported_but_a_full_return_is() -> None:
     """Drivers come and go; a worker that may use everything again is never left with a little less."""
     own_bytes = 10 * OWN + 500
     rule = CapacityRule(own_bytes, BLOCK)
@@ -42,7 +42,7 @@ def test_small_changes_are_not_told_but_that_all_is_back_is() -> None:
     assert [exact.seen(reading(others)) for others in (0, 10 * OWN // STEPS)] == [None, 10 * OWN - 10 * OWN // STEPS]
 
 
-def test_what_is_not_known_changes_nothing() -> None:
+def test_an_unknown_reading_changes_nothing() -> None:
     """A GPU that does not answer, or hides its processes, is no reason to push requests away."""
     rule = CapacityRule(OWN, BLOCK)
     rule.seen(reading(0))
@@ -53,8 +53,8 @@ def test_what_is_not_known_changes_nothing() -> None:
 
 
 @given(st.lists(st.integers(0, 3 * OWN), min_size=1, max_size=30))
-def test_the_told_capacity_is_close_and_never_nothing(others: list[int]) -> None:
-    """Whatever others do, what the scheduler believes is within a small step of the truth, and never zero."""
+def test_the_reported_capacity_is_accurate_and_never_zero(others: list[int]) -> None:
+    """Whatever others do, the scheduler's figure is within a small step of the truth."""
     rule = CapacityRule(OWN, BLOCK)
     for now in others:
         rule.seen(reading(now))
@@ -65,7 +65,7 @@ def test_the_told_capacity_is_close_and_never_nothing(others: list[int]) -> None
 
 
 def test_a_neighbour_on_the_gpu_makes_requests_leave(machine: Machine) -> None:  # noqa: F811
-    """From the driver's own figures to the move: requests leave before vLLM must preempt them."""
+    """From the driver's figures to the move: requests leave before vLLM must preempt them."""
     rule, scheduler = CapacityRule(1000, 10), scheduler_with(2, policy="mell-plus")
     worker = WorkerId("w0")
     machine.set(gpu0_used=30_000, gpu0_process="100 20000")

@@ -1,4 +1,4 @@
-"""The poller's promises to the event loop (hanging GPUs are tested in test_nvml, through the driver's library)."""
+"""The poller's promises to the event loop (test_nvml covers hanging GPUs, through the driver's library)."""
 
 import asyncio
 import queue
@@ -13,8 +13,8 @@ from tests.patience import PATIENCE_S
 OK = DeviceReading(state=DeviceState.OK)
 
 
-async def test_two_callers_share_one_question() -> None:
-    """The driver and `melld status` asking at once cost one reading, and both get it."""
+async def test_two_callers_share_one_reading() -> None:
+    """The driver and `melld status` at once cost one reading, and both get it."""
     asked = []
     go = threading.Event()
 
@@ -31,7 +31,7 @@ async def test_two_callers_share_one_question() -> None:
 
 
 async def test_a_bug_in_a_source_is_one_unavailable_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of ours in one reading is reported, and takes neither the poller nor the other devices down."""
+    """A fault in one reading is reported, and takes down neither the poller nor the other devices."""
     reported: queue.SimpleQueue[threading.ExceptHookArgs] = queue.SimpleQueue()
     monkeypatch.setattr(threading, "excepthook", reported.put)
 
@@ -47,7 +47,7 @@ async def test_a_bug_in_a_source_is_one_unavailable_device(monkeypatch: pytest.M
 
 
 async def test_one_thread_asks_one_device_and_ends_with_it() -> None:
-    """To start a thread on busy cores holds the event loop, and a thread that stays too long holds memory."""
+    """Starting a thread on busy cores blocks the event loop, and a thread that stays too long holds memory."""
     threads = []
 
     def source() -> DeviceReading:
@@ -64,7 +64,7 @@ async def test_one_thread_asks_one_device_and_ends_with_it() -> None:
     assert not thread.is_alive()
 
 
-async def test_a_source_may_come_later() -> None:
+async def test_a_source_may_change_between_calls() -> None:
     """A restarted worker is another process: the next call reads its device from the new source."""
     poller = DevicePoller({})
     assert await poller.read() == {}
@@ -72,7 +72,7 @@ async def test_a_source_may_come_later() -> None:
     assert await poller.read() == {"cpu:0": OK}
 
 
-async def test_without_a_thread_to_spare_there_is_no_reading_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_spare_thread_there_is_no_reading_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine at its limit of threads must not end the daemon; the next reading may succeed."""
     poller = DevicePoller({"cpu:0": lambda: OK})
 

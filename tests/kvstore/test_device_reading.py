@@ -1,4 +1,4 @@
-"""What several devices of one worker look like together."""
+"""One reading for a worker with several devices."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState, worst_of
 
 
 def reading(name: str, others: int, state: DeviceState = DeviceState.OK) -> DeviceReading:
-    """Return the reading of one GPU of a worker."""
+    """Return the reading of one of a worker's GPUs."""
     return DeviceReading(name=name, state=state, used_by_others_bytes=others, power_w=100.0)
 
 
@@ -19,6 +19,6 @@ def reading(name: str, others: int, state: DeviceState = DeviceState.OK) -> Devi
     ],
 )
 def test_a_worker_has_the_room_of_its_fullest_gpu(readings: list[DeviceReading], worst: str) -> None:
-    """Each rank needs the same blocks, so the one with the least room decides; all of them draw power."""
+    """Each rank needs the same blocks, so the one with the least room decides; power adds up."""
     found = worst_of(readings)
     assert (found.name, found.power_w) == (worst, 200.0)

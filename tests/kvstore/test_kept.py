@@ -20,7 +20,7 @@ FULL, STATE, WINDOWS = "FullAttentionSpec", "MambaSpec", "SlidingWindowSpec"
     ],
 )
 def test_a_line_says_what_moves_and_how_large_it_is(kept: Kept, generates: bool, told: str) -> None:
-    """An operator knows before the first request what a drain or a hand-over will carry."""
+    """Before the first request an operator knows what a drain or hand-over will carry."""
     assert moves_text(kept, generates) == told
 
 
@@ -32,8 +32,8 @@ def test_a_worker_that_cannot_share_its_memory_says_so() -> None:
     assert moves_text(Kept((FULL,), 1.0), True, refusal="the worker has a KV connector").startswith("none: the worker")
 
 
-def test_what_nobody_has_tried_stays_where_it_is() -> None:
-    """A kind of blocks that a new vLLM brings must be decided before it is touched."""
+def test_an_unknown_kind_of_block_does_not_move() -> None:
+    """A kind that a new vLLM brings must be decided on before it is touched."""
     assert are_known(KINDS)
     assert not are_known([FULL, "CircularBufferSpec"])
     assert uncopied([FULL, "CircularBufferSpec"])

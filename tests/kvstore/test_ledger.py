@@ -1,4 +1,4 @@
-"""The fleet's KV ledger: it says what the workers' block tables say."""
+"""The fleet's KV ledger agrees with the workers' block tables."""
 
 import pytest
 from hypothesis import settings
@@ -28,7 +28,7 @@ def ledger() -> Ledger:
     return book
 
 
-def test_a_request_counts_on_both_workers_while_it_moves(ledger: Ledger) -> None:
+def test_a_moving_request_counts_on_both_workers(ledger: Ledger) -> None:
     """Memory that a migration takes for a moment is never handed out twice."""
     ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
     ledger.blocks_changed(B, (3, 100, 0), {ONE: decoding(3)})
@@ -41,7 +41,7 @@ def test_a_request_counts_on_both_workers_while_it_moves(ledger: Ledger) -> None
 
 
 def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
-    """Two chats on one system prompt do not make the worker look full, yet each has its full size when moved."""
+    """Two chats on one system prompt do not make the worker look full, yet each moves at its full size."""
     ledger.blocks_changed(A, (4, 100, 2), {ONE: decoding(3), TWO: decoding(3)})
     check_ledger(ledger)
     sums = ledger.worker(A)
@@ -52,8 +52,8 @@ def test_a_shared_prefix_is_used_once_and_held_by_each(ledger: Ledger) -> None:
     assert ledger.shared_bytes(A, {ONE}.__contains__) == 0, "it alone holds them, as far as is known"
 
 
-def test_growth_is_told_once_and_growth_after_that_again(ledger: Ledger) -> None:
-    """The scheduler hears of each size once, and of nobody who has left since."""
+def test_each_growth_is_reported_once(ledger: Ledger) -> None:
+    """The scheduler hears of each size once, and of no request that has left since."""
     ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
     assert ledger.take_grown() == {(ONE, A): 3000}
     assert ledger.take_grown() == {}
@@ -66,7 +66,7 @@ def test_growth_is_told_once_and_growth_after_that_again(ledger: Ledger) -> None
     assert ledger.take_grown() == {}
 
 
-def test_growth_is_told_once(ledger: Ledger) -> None:
+def test_growth_is_reported_once(ledger: Ledger) -> None:
     """The scheduler hears of each growth, and a quiet epoch costs it nothing."""
     ledger.blocks_changed(A, (3, 100, 0), {ONE: decoding(3)})
     ledger.blocks_changed(A, (4, 100, 0), {ONE: decoding(4)})
@@ -92,7 +92,7 @@ def test_a_dead_worker_takes_its_rows_along(ledger: Ledger) -> None:
     check_ledger(ledger)
 
 
-def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
+def test_leaked_blocks_are_detected(ledger: Ledger) -> None:
     """A leak shows as a broken law, not as a worker that slowly fills."""
     ledger.blocks_changed(A, (5, 100, 0), {ONE: decoding(3)})
     with pytest.raises(AssertionError, match="5 blocks used, but 3 held and 0 reserved"):
@@ -114,7 +114,9 @@ def test_blocks_that_nobody_holds_are_found(ledger: Ledger) -> None:
         ((2, 100, 1), decoding(3), "one request holds 3"),
     ],
 )
-def test_impossible_sums_are_found(ledger: Ledger, blocks: tuple[int, int, int], facts: BlockFacts, fault: str) -> None:
+def test_impossible_sums_are_detected(
+    ledger: Ledger, blocks: tuple[int, int, int], facts: BlockFacts, fault: str
+) -> None:
     """A lost message is noticed by the sums, where the numbers alone look harmless."""
     ledger.blocks_changed(A, blocks, {ONE: facts})
     with pytest.raises(AssertionError, match=fault):
@@ -122,7 +124,7 @@ def test_impossible_sums_are_found(ledger: Ledger, blocks: tuple[int, int, int],
 
 
 class FakePool:
-    """One worker's block tables, as vLLM keeps them: reference counts, shared prefixes, and what was last told."""
+    """One worker's block tables, as vLLM keeps them: reference counts, shared prefixes, and the last report."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -150,7 +152,7 @@ class FakePool:
 
 
 def is_quiet(ledger: Ledger) -> bool:
-    """Nothing is held, used or reserved anywhere."""
+    """Return True if nothing is held, used or reserved anywhere."""
     return not any(one.holdings or one.used_blocks or one.reserved_blocks for one in pages(ledger))
 
 
@@ -266,7 +268,7 @@ TestLedgerAgainstBlockTables = LedgerAgainstBlockTables.TestCase
 TestLedgerAgainstBlockTables.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
-def test_nothing_is_kept_of_the_departed(ledger: Ledger) -> None:
+def test_a_departed_request_leaves_nothing_behind(ledger: Ledger) -> None:
     """A daemon that has served a million requests is no larger for it."""
     ledger.blocks_changed(A, (1, 100, 0), {ONE: decoding(1)})
     ledger.blocks_changed(A, (0, 100, 0), {}, [ONE])
@@ -274,7 +276,7 @@ def test_nothing_is_kept_of_the_departed(ledger: Ledger) -> None:
     assert [*ledger.take_grown(), *ledger._pages[A].holdings] == []
 
 
-def test_a_preempted_request_is_told_once(ledger: Ledger) -> None:
+def test_a_preemption_is_reported_once(ledger: Ledger) -> None:
     """vLLM's own preemptions are counted, so that they can be brought to zero; an end or a move is none."""
     ledger.blocks_changed(A, (6, 100, 0), {ONE: decoding(3), TWO: decoding(3)})
     ledger.blocks_changed(A, (0, 100, 0), {ONE: (0, "waiting")}, [TWO])

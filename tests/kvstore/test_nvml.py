@@ -1,4 +1,4 @@
-"""GPU readings through the real ctypes path, against a library with NVML's entry points that the tests build."""
+"""GPU readings through the real ctypes path, against a test library with NVML's entry points."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Machine:
-    """Two GPUs whose facts a test sets, and the process that looks at them."""
+    """Two GPUs whose facts a test sets, and the process that reads them."""
 
     def __init__(self, library: Path, scratch: Path) -> None:
         self._state = scratch / "state"
@@ -57,7 +57,7 @@ class Machine:
         )
 
     def renew(self) -> None:
-        """Be as at the beginning, to a process that has forgotten all."""
+        """Reset everything, including what the process remembers."""
         self._begin()
         self.ask("renew")
 
@@ -70,7 +70,7 @@ class Machine:
         self.set()
 
     def set(self, **facts: object) -> None:
-        """Change facts (`gpu0_power=1` is GPU 0's power; None takes one away) at one moment, for every later call."""
+        """Change facts (`gpu0_power=1` is GPU 0's power; None removes one) atomically, for every later call."""
         for name, value in facts.items():
             key = name.replace("gpu", "", 1).replace("_", ".") if name.startswith("gpu") else name.replace("_", ".")
             self._facts[key] = value
@@ -87,7 +87,7 @@ class Machine:
         return json.loads(self.process.stdout.readline())
 
     def close(self) -> int:
-        """End the process; its exit status."""
+        """End the process; return its exit status."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -108,7 +108,7 @@ def shared(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def machine(shared: Machine) -> Machine:
-    """As new; its process has been there before."""
+    """A pristine machine; its process is reused."""
     shared.renew()
     return shared
 
@@ -139,7 +139,7 @@ def test_a_reading_has_every_value_in_its_unit(machine: Machine) -> None:
     }
 
 
-def test_memory_of_others_is_what_our_processes_do_not_hold(machine: Machine) -> None:
+def test_others_memory_excludes_what_our_processes_hold(machine: Machine) -> None:
     """Another program's memory shrinks a worker's capacity; the worker's own must not."""
     machine.set(gpu0_process="100 20000")
     assert machine.ask("read", FIRST, [[100]])["used_by_others_bytes"] == 10_000
@@ -153,8 +153,8 @@ def test_memory_of_others_is_what_our_processes_do_not_hold(machine: Machine) ->
     assert "processes: Insufficient Permissions" in hidden["reason"]
 
 
-def test_workers_are_read_by_the_processes_that_they_have_now(machine: Machine) -> None:
-    """No worker counts as foreign on another's GPU; a stopped worker's GPU is read on, with nobody of ours on it."""
+def test_workers_are_read_by_their_current_processes(machine: Machine) -> None:
+    """No worker counts as foreign on another's GPU; a stopped worker's GPU is still read, with none of ours on it."""
     machine.set(gpu0_process="100 20000", gpu1_process="200 30000")
 
     def others_bytes(*running: tuple[str, int, list[str]]) -> dict[str, tuple[int, int | None]]:
@@ -181,7 +181,7 @@ def test_a_worker_of_several_gpus_is_read_by_the_rank_on_each(machine: Machine) 
     assert read["device"]["used_by_others_bytes"] == 10_000
 
 
-def test_a_context_that_a_sibling_keeps_here_is_not_somebody_elses(machine: Machine) -> None:
+def test_a_sibling_s_context_on_this_gpu_is_not_foreign(machine: Machine) -> None:
     """A worker that reads this GPU's blocks through the host must not shrink the capacity of the worker here."""
     machine.set(gpu0_process="100 20000")
     assert machine.ask("read", FIRST, [], [100, 999])["used_by_others_bytes"] == 10_000
@@ -191,7 +191,7 @@ def test_a_context_that_a_sibling_keeps_here_is_not_somebody_elses(machine: Mach
     ("value", "field"), [("power", "power_w"), ("temperature", "temperature_c"), ("total", "total_bytes")]
 )
 @pytest.mark.parametrize("code", [3, 4, 999])
-def test_a_value_that_the_gpu_does_not_tell_is_unknown(machine: Machine, value: str, field: str, code: int) -> None:
+def test_a_value_that_the_gpu_lacks_is_unknown(machine: Machine, value: str, field: str, code: int) -> None:
     """A card without a power sensor is served like any other, and shows no false 0 W."""
     machine.set(**{f"gpu0_{value}_error": code})
     reading = machine.ask("read", FIRST, [])
@@ -201,8 +201,8 @@ def test_a_value_that_the_gpu_does_not_tell_is_unknown(machine: Machine, value: 
     assert bool(reading["reason"]) == (code != 3), "only a surprising error needs an explanation"
 
 
-def test_an_old_driver_without_a_function_still_reads(tmp_path: Path) -> None:
-    """Drivers may be older than the pynvml that melld comes with."""
+def test_an_old_driver_without_a_function_can_still_be_read(tmp_path: Path) -> None:
+    """Drivers may be older than melld's pynvml."""
     old = Machine(_build(tmp_path, "-DOLD_DRIVER"), tmp_path)
     reading = old.ask("read", FIRST, [])
     assert (reading["state"], reading["temperature_c"], reading["power_w"]) == ("ok", None, 123.456)
@@ -211,7 +211,7 @@ def test_an_old_driver_without_a_function_still_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [15, 16, 28])
-def test_a_gpu_lost_while_running_is_told_as_lost_and_the_other_reads_on(machine: Machine, code: int) -> None:
+def test_a_gpu_lost_at_run_time_is_reported_and_the_others_are_read(machine: Machine, code: int) -> None:
     """The supervisor quarantines one card; the metrics of the rest stay."""
     assert machine.ask("read", FIRST, [])["state"] == "ok"
     machine.set(gpu0_error=code)
@@ -224,7 +224,7 @@ def test_a_gpu_lost_while_running_is_told_as_lost_and_the_other_reads_on(machine
     assert machine.ask("read", FIRST, [])["state"] == "ok", "after a reset it is found again"
 
 
-def test_a_gpu_that_is_lost_between_two_values_is_lost(machine: Machine) -> None:
+def test_a_gpu_lost_between_two_values_is_lost(machine: Machine) -> None:
     """Half a reading of a dying card is not passed off as a healthy one."""
     machine.set(gpu0_temperature_error=15)
     reading = machine.ask("read", FIRST, [])
@@ -232,7 +232,7 @@ def test_a_gpu_that_is_lost_between_two_values_is_lost(machine: Machine) -> None
 
 
 def test_a_gpu_that_has_left_the_machine_is_lost(machine: Machine) -> None:
-    """Hot-removed, or hidden from the container: the UUID is found no more."""
+    """Hot-removed, or hidden from the container: the UUID is no longer found."""
     assert machine.ask("read", SECOND, [])["state"] == "ok"
     machine.set(count=1)
     assert machine.ask("read", SECOND, [])["state"] == "lost"
@@ -249,8 +249,8 @@ def test_without_a_driver_there_are_no_gpus_and_a_reason(machine: Machine) -> No
     assert len(machine.ask("discover")["devices"]) == 2, "once the driver is there, so are its GPUs"
 
 
-def test_a_driver_that_is_updated_under_us_is_found_again(machine: Machine) -> None:
-    """An administrator may reload the driver without restarting the daemon."""
+def test_a_driver_that_is_reloaded_is_found_again(machine: Machine) -> None:
+    """An administrator may update the driver without restarting the daemon."""
     assert machine.ask("read", FIRST, [])["state"] == "ok"
     machine.set(gpu0_error=1)
     assert machine.ask("read", FIRST, [])["state"] == "unavailable"
@@ -272,7 +272,7 @@ def test_without_the_library_there_are_no_gpus_and_a_reason(tmp_path: Path) -> N
     assert bare.close() == 0
 
 
-def test_topology_tells_how_near_two_gpus_are(machine: Machine) -> None:
+def test_topology_says_how_near_two_gpus_are(machine: Machine) -> None:
     """A migration prefers the neighbour under one switch, and knows when the bus cannot carry it."""
     expected = {"proximity": 20, "peer_read": True, "nvlink": False}
     assert machine.ask("link", FIRST, SECOND) == expected
@@ -284,8 +284,8 @@ def test_topology_tells_how_near_two_gpus_are(machine: Machine) -> None:
     assert machine.ask("link", FIRST, SECOND) == dict.fromkeys(expected)
 
 
-def test_a_hanging_gpu_is_late_alone_and_answers_once_it_can(machine: Machine, tmp_path: Path) -> None:
-    """A dying card can take seconds to say so; the loop and the other cards' readings do not wait for it."""
+def test_a_hanging_gpu_delays_only_itself(machine: Machine, tmp_path: Path) -> None:
+    """A dying card can take seconds to respond; the loop and the other cards' readings do not wait for it."""
     fifo = tmp_path / "hang"
     os.mkfifo(fifo)
     machine.set(gpu0_wait=fifo)
@@ -298,7 +298,7 @@ def test_a_hanging_gpu_is_late_alone_and_answers_once_it_can(machine: Machine, t
     assert machine.ask("poll", [FIRST, SECOND], 20.0)[FIRST]["state"] == "ok"
 
 
-def test_a_gpu_that_hangs_for_ever_does_not_hold_up_the_end(library: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_hangs_forever_does_not_delay_the_end(library: Path, tmp_path: Path) -> None:
     """SIGTERM must end the daemon although the driver never answers."""
     machine = Machine(library, tmp_path)
     os.mkfifo(tmp_path / "hang")
@@ -310,8 +310,8 @@ def test_a_gpu_that_hangs_for_ever_does_not_hold_up_the_end(library: Path, tmp_p
 DEVICES = [Device(index=index, uuid=uuid) for index, uuid in enumerate((FIRST, SECOND))]
 
 
-def test_gpus_are_named_by_index_uuid_or_its_beginning() -> None:
-    """The configuration takes what nvidia-smi prints, in the order that the operator wants."""
+def test_gpus_are_named_by_index_uuid_or_uuid_prefix() -> None:
+    """The configuration takes what nvidia-smi prints, in the operator's order."""
     assert choose(DEVICES, [1, 0]) == DEVICES[::-1]
     assert choose(DEVICES, [SECOND, "GPU-1111"]) == DEVICES[::-1]
     assert choose(DEVICES, [0, FIRST]) == [DEVICES[0]] * 2, "two workers on one GPU"
@@ -325,8 +325,8 @@ def test_gpus_are_named_by_index_uuid_or_its_beginning() -> None:
         (["nonsense"], "no GPU 'nonsense'"),
     ],
 )
-def test_a_wrong_name_of_a_gpu_is_a_clear_refusal(wanted: list[int | str], message: str) -> None:
-    """A typing error names the GPUs that are there, and starts nothing."""
+def test_an_unknown_gpu_is_refused_with_the_known_ones(wanted: list[int | str], message: str) -> None:
+    """A typo lists the GPUs that exist, and starts nothing."""
     with pytest.raises(ConfigError, match=message):
         choose(DEVICES, wanted)
 
@@ -335,13 +335,13 @@ def test_a_wrong_name_of_a_gpu_is_a_clear_refusal(wanted: list[int | str], messa
     ("visible", "left"),
     [(None, [0, 1]), ("", []), ("1", [1]), ("1,0", [1, 0]), (f"{SECOND}, 0", [1, 0]), ("0,9,1", [0]), ("-1,0", [])],
 )
-def test_cuda_visible_devices_is_obeyed_as_cuda_does(visible: str | None, left: list[int]) -> None:
+def test_cuda_visible_devices_is_obeyed_as_by_cuda(visible: str | None, left: list[int]) -> None:
     """A batch system that hands out one GPU of eight is not overrun."""
     assert [device.index for device in restrict(DEVICES, visible)] == left
 
 
 def test_the_library_s_topology_says_what_copies_share(machine: Machine) -> None:
-    """Two GPUs below one switch and two below another: copies from one side to the other share the way between."""
+    """Two GPUs below one switch and two below another: copies across share the path between."""
     uuids = [FIRST, SECOND, "GPU-c", "GPU-d"]
     machine.set(count=4, topology=50, gpu2_uuid="GPU-c", gpu3_uuid="GPU-d")
     machine.set(**{f"topology_{one}_{other}": 10 for one, other in ((0, 1), (1, 0), (2, 3), (3, 2))})

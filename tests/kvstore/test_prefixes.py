@@ -1,4 +1,4 @@
-"""Promises of the index of prefixes: it finds what a worker has computed, and keeps no more than a worker can."""
+"""The index of prefixes: it finds what a worker has computed, and keeps no more than a worker can."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +19,8 @@ def index(blocks: int = 100) -> PrefixIndex:
     return made
 
 
-def test_a_prompt_that_begins_alike_is_found_where_the_first_ran() -> None:
-    """By whole blocks, and at least one token is left to compute."""
+def test_a_prompt_with_a_common_beginning_is_found_where_the_first_ran() -> None:
+    """In whole blocks, and at least one token is left to compute."""
     prefixes = index()
     assert prefixes.arrived(A, range(10), None) == {}
     prefixes.placed(A, W1)
@@ -29,7 +29,7 @@ def test_a_prompt_that_begins_alike_is_found_where_the_first_ran() -> None:
 
 
 def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
-    """The answer's blocks are computed where it was made."""
+    """The answer's blocks were computed where it was made."""
     prefixes = index()
     prefixes.arrived(A, range(10), None)
     prefixes.placed(A, W0)
@@ -38,7 +38,7 @@ def test_the_next_turn_of_a_chat_finds_the_answer_too() -> None:
 
 
 def test_other_beginnings_and_other_salts_share_nothing() -> None:
-    """One different token, salt, adapter or image makes other KV of all that follows."""
+    """One different token, salt, adapter or image changes the KV of all that follows."""
     prefixes = index()
     prefixes.arrived(A, range(12), "salt")
     prefixes.placed(A, W0)
@@ -55,8 +55,8 @@ def test_a_moved_request_is_found_on_both_workers() -> None:
     assert prefixes.arrived(B, range(20), None) == {W0: 8, W1: 8}
 
 
-def test_what_a_worker_has_lost_is_forgotten() -> None:
-    """It has ended and come back."""
+def test_a_restarted_worker_s_prefixes_are_forgotten() -> None:
+    """Its cache is gone."""
     prefixes = index()
     prefixes.arrived(A, range(8), None)
     prefixes.placed(A, W0)
@@ -67,7 +67,7 @@ def test_what_a_worker_has_lost_is_forgotten() -> None:
     assert prefixes.arrived(B, range(20), None) == {W1: 8}
 
 
-def test_the_oldest_go_first_and_the_beginning_of_a_prompt_last() -> None:
+def test_the_oldest_go_first_and_a_prompt_s_beginning_last() -> None:
     """As in vLLM, where the end of a prompt is evicted before its beginning."""
     prefixes = index(blocks=4)
     for request, first in ((A, 0), (B, 100)):
@@ -78,8 +78,8 @@ def test_the_oldest_go_first_and_the_beginning_of_a_prompt_last() -> None:
     assert prefixes.arrived(B, range(100, 120), None) == {W0: 12}
 
 
-def test_a_request_that_came_before_any_worker_teaches_nothing_and_harms_nothing() -> None:
-    """It is served all the same; and a worker may end that never was ready."""
+def test_a_request_before_any_worker_is_served_but_not_indexed() -> None:
+    """And a worker may end that never was ready."""
     prefixes = PrefixIndex()
     assert prefixes.arrived(A, range(10), None) == {}
     prefixes.close_worker(W0)
@@ -91,8 +91,8 @@ def test_a_request_that_came_before_any_worker_teaches_nothing_and_harms_nothing
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=30), st.sampled_from([W0, W1])), max_size=8))
-def test_what_is_found_has_run_there(history: list[tuple[list[int], WorkerId]]) -> None:
-    """Whatever came before, the tokens found are the beginning of a request of that worker; with room, the longest."""
+def test_every_match_ran_on_that_worker(history: list[tuple[list[int], WorkerId]]) -> None:
+    """The tokens found are the beginning of one of its requests; with room, of the longest."""
     prefixes, ran = index(), {W0: [], W1: []}  # type: ignore[var-annotated]
     for number, (tokens, worker) in enumerate(history):
         request = RequestId(str(number))
@@ -105,5 +105,5 @@ def test_what_is_found_has_run_there(history: list[tuple[list[int], WorkerId]]) 
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """The length of their common beginning."""
+    """Return the length of their common beginning."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -21,7 +21,7 @@ def test_memory_follows_what_the_process_takes() -> None:
 
 
 def test_utilisation_is_the_share_of_a_core_since_the_last_reading() -> None:
-    """A busy worker shows as busy; the first reading, with nothing to compare, claims nothing."""
+    """A busy worker shows as busy; the first reading has nothing to compare and claims nothing."""
     meter = ProcessMeter(os.getpid())
     assert meter.read().utilisation is None
     ticks_needed = os.times().user + 0.2
@@ -32,8 +32,8 @@ def test_utilisation_is_the_share_of_a_core_since_the_last_reading() -> None:
     assert 0 < busy <= 1
 
 
-def test_a_process_that_has_ended_is_lost_even_before_it_is_reaped() -> None:
-    """A dead worker is never shown with the memory of its last moment."""
+def test_an_ended_process_is_lost_even_before_it_is_reaped() -> None:
+    """A dead worker is never shown with its last memory use."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     meter = ProcessMeter(child.pid)
     assert meter.read().state is DeviceState.OK
@@ -44,8 +44,8 @@ def test_a_process_that_has_ended_is_lost_even_before_it_is_reaped() -> None:
     assert (meter.read().state, meter.read().reason) == (DeviceState.LOST, "process: has ended")
 
 
-def test_a_child_that_ends_as_it_is_looked_at_is_no_lost_worker() -> None:
-    """A worker may run a compiler: the moment when that has ended is not one without the worker."""
+def test_a_child_that_ends_during_a_reading_is_no_lost_worker() -> None:
+    """A worker may run a compiler: its end is not the worker's."""
     code = "import subprocess; print(flush=True)\nwhile True: subprocess.run(['/bin/true'])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
@@ -56,7 +56,7 @@ def test_a_child_that_ends_as_it_is_looked_at_is_no_lost_worker() -> None:
     assert states == {DeviceState.OK}
 
 
-def test_what_a_workers_ranks_take_counts_as_its_own() -> None:
+def test_memory_of_a_worker_s_ranks_counts_as_its_own() -> None:
     """A worker with several devices only schedules: its ranks hold the weights."""
     rank = "ballast = bytes(range(256)) * (1 << 18); print(flush=True); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"

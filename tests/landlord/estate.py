@@ -11,7 +11,7 @@ WEIGHTS = 30
 
 
 def declare(landlord: Landlord, models: dict[str, dict[str, object]], devices: int = 1, weights: int = WEIGHTS) -> None:
-    """Declare the devices, the models with what is special about each, and every pair as `model@device`."""
+    """Declare the devices, the models with their special settings, and every pair as `model@device`."""
     names = [DeviceName(f"d{index}") for index in range(devices)]
     for device in names:
         landlord.handle(e.DeviceDeclared(0.0, device, (GRANULES + 1) * MIB, MIB))
@@ -30,7 +30,7 @@ def estate(*models: str, devices: int = 1, settings: LandlordSettings | None = N
 
 
 class Town:
-    """A Landlord with obedient workers: loads, dozes and takes are answered at once, unless a test holds them back."""
+    """A Landlord with obedient workers: loads, dozes and takes are answered at once, unless a test delays them."""
 
     def __init__(self, landlord: Landlord, answers_takes: bool = True) -> None:
         self.landlord = landlord
@@ -44,7 +44,7 @@ class Town:
         self.resident_bytes: dict[str, int] = {}  # measured by a load; none: as declared
 
     def tell(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
-        """Tell the event; return all commands that follow, those after the workers' answers included."""
+        """Send the event; return all commands that follow, including those after the workers' answers."""
         self.now_s = event.at_s
         commands = self.landlord.handle(event)
         check_landlord(self.landlord)
@@ -73,24 +73,24 @@ class Town:
         return []
 
     def give_back(self, worker: str, count: int) -> list[e.AnyLandlordCommand]:
-        """Return so many of the worker's granules, the highest."""
+        """Return this many of the worker's granules, the highest."""
         returned = tuple(sorted(self.granules[worker])[-count:])
         self.granules[worker] -= set(returned)
         return self.tell(e.KvReturned(self.now_s, WorkerId(worker), returned))
 
     def want(self, worker: str, at_s: float = 0.0) -> list[e.AnyLandlordCommand]:
-        """Let the model's scheduler activate the instance."""
+        """Have the model's scheduler activate the instance."""
         return self.tell(e.ModelWanted(at_s, WorkerId(worker)))
 
     def need(self, worker: str, granules: int, at_s: float = 0.0, requests: int = 1) -> list[e.AnyLandlordCommand]:
-        """Let the model's scheduler count so many granules of requests on the instance."""
+        """Have the model's scheduler count this many granules of requests on the instance."""
         return self.tell(e.KvNeeded(at_s, WorkerId(worker), granules * MIB, 0, requests if granules else 0))
 
     def pass_time(self, at_s: float, **loads: e.ModelLoad) -> list[e.AnyLandlordCommand]:
-        """Tell of an epoch that ends at `at_s`."""
+        """Send an epoch that ends at `at_s`."""
         return self.tell(e.ModelsMeasured(at_s, {ModelName(name): load for name, load in loads.items()}))
 
 
 def of(kind: type, commands: list[e.AnyLandlordCommand]) -> list[str]:
-    """Return the instances that commands of the kind are about."""
+    """Return the instances that commands of this kind are about."""
     return [command.worker for command in commands if type(command) is kind]

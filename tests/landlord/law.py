@@ -6,7 +6,7 @@ from melld.landlord.landlord import Landlord
 
 
 def check_landlord(landlord: Landlord) -> None:
-    """Every ledger keeps its law, and no more is granted than each instance may have."""
+    """Check that every ledger keeps its law, and no more is granted than each instance may have."""
     for house in landlord.houses.values():
         check_ledger(house.ledger)
         for one in house.instances:
@@ -15,7 +15,7 @@ def check_landlord(landlord: Landlord) -> None:
 
 
 def check_ledger(ledger: GranuleLedger) -> None:
-    """The law at the head of `melld.landlord.granules`."""
+    """Check the law at the head of `melld.landlord.granules`."""
     places = [set(ledger._free), set(ledger._closed), *ledger._granted.values()]
     assert sum(map(len, places)) == ledger.count, "a granule is lost, or in two places"
     assert set().union(*places) == set(range(1, ledger.count + 1))

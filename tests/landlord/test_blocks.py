@@ -1,4 +1,4 @@
-"""Blocks in granules, whatever size each has: none is lost, none is used that is not wholly granted."""
+"""Blocks in granules, of any size: none is lost, and none is used before its granules are all granted."""
 
 import random
 
@@ -11,7 +11,7 @@ from melld.landlord.granules import GRANULE_BLOCKS
 
 @st.composite
 def maps(draw: st.DrawFn) -> BlockMap:
-    """Blocks of which at least eight fit into a granule."""
+    """Draw blocks of which at least eight fit into a granule."""
     block_bytes = draw(st.integers(1, 40))
     granule_bytes = GRANULE_BLOCKS * block_bytes + draw(st.integers(0, 100))
     arena_bytes = granule_bytes * draw(st.integers(1, 12)) + draw(st.integers(0, granule_bytes - 1))
@@ -20,7 +20,7 @@ def maps(draw: st.DrawFn) -> BlockMap:
 
 @given(maps())
 def test_granules_and_blocks_name_each_other(blocks: BlockMap) -> None:
-    """A block is of each granule that its bytes touch, and of no other."""
+    """A block belongs to each granule that its bytes touch, and to no other."""
     for block in range(blocks.blocks):
         first, last = block * blocks.block_bytes, (block + 1) * blocks.block_bytes - 1
         touched = {byte // blocks.granule_bytes for byte in (first, last)}
@@ -32,7 +32,7 @@ def test_granules_and_blocks_name_each_other(blocks: BlockMap) -> None:
 
 @given(maps(), st.randoms(use_true_random=False))
 def test_taking_leaves_exactly_what_is_still_granted(blocks: BlockMap, chance: random.Random) -> None:
-    """Held and usable blocks are all blocks, at every moment; what is usable lies in granted granules alone."""
+    """Held and usable blocks are always all blocks; usable ones lie entirely in granted granules."""
     granules = range(1, blocks.blocks * blocks.block_bytes // blocks.granule_bytes)
     granted = {granule for granule in granules if chance.random() < 0.7}
     usable = blocks.usable(granted, granted)
@@ -54,8 +54,8 @@ def test_taking_leaves_exactly_what_is_still_granted(blocks: BlockMap, chance: r
         assert all(any(not live.get(block, True) for block in blocks.touching(granule)) for granule in kept)
 
 
-def test_what_is_cheapest_to_empty_goes_first() -> None:
-    """No block is moved while a granule without live ones can be given; a warm prefix cache stays as long as it can."""
+def test_the_cheapest_granules_to_empty_go_first() -> None:
+    """No block moves while a granule without live ones can be given; a warm prefix cache stays as long as possible."""
     blocks = BlockMap(block_bytes=1, blocks=48, granule_bytes=8)
     live = {8: True, 9: True, 16: True}
     assert choose_granules(blocks, {1, 2, 3, 4, 5}, 4, live, cached=[40]) == [4, 3, 5, 2]
@@ -63,8 +63,8 @@ def test_what_is_cheapest_to_empty_goes_first() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 100))
-def test_scratch_blocks_touch_no_engines_null_block(small: int, large: int, more: int) -> None:
-    """What one engine writes before it is granted anything is nothing that another ever reads."""
+def test_scratch_blocks_touch_no_engine_s_null_block(small: int, large: int, more: int) -> None:
+    """What one engine writes before any grant is never read by another."""
     small, large = sorted((small, large))
     granule_bytes = GRANULE_BLOCKS * large + more
     for block_bytes in (small, large):

@@ -23,14 +23,14 @@ def demand() -> ModelDemand:
     return found
 
 
-def test_steps_of_models_on_one_device_add_up() -> None:
+def test_step_times_of_models_on_one_device_add_up() -> None:
     """A token of one model waits for the steps of the others."""
     chat, code = demand(), demand()
     assert token_s([chat]) == pytest.approx(0.02, rel=0.05)
     assert token_s([chat, code]) == pytest.approx(0.04, rel=0.05)
 
 
-def test_what_memory_does_not_hold_is_not_served() -> None:
+def test_requests_without_memory_count_as_unserved() -> None:
     """F is the arrivals where memory is plenty, and falls with the memory where it is short."""
     chat, code = demand(), demand()
     plenty = served_per_s([chat, code], 10**12)
@@ -39,8 +39,8 @@ def test_what_memory_does_not_hold_is_not_served() -> None:
     assert served_per_s([chat], 0) == 0.0
 
 
-def test_a_model_joins_a_device_that_is_awake() -> None:
-    """The fewest devices are awake; a sleeping one is woken when weights have no room elsewhere."""
+def test_a_model_prefers_a_device_that_is_awake() -> None:
+    """The fewest devices are awake; a sleeping one is woken when weights fit nowhere else."""
     town = Town(estate("chat", "code", "draw", "embed", devices=2))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -54,8 +54,8 @@ def test_a_model_joins_a_device_that_is_awake() -> None:
     assert (town.offers["embed@d0"], town.offers["embed@d1"] > 0) == (0, True)
 
 
-def test_a_device_whose_steps_are_slow_takes_no_more_models() -> None:
-    """Packing by bytes alone would ruin the latency of all."""
+def test_a_device_with_slow_steps_takes_no_more_models() -> None:
+    """Packing by bytes alone would ruin everybody's latency."""
     town = Town(estate("chat", "code", devices=2, resident_bytes=10 * MIB))
     town.landlord.housing._itl_target_s = 0.03
     town.pass_time(0.0)
@@ -66,7 +66,7 @@ def test_a_device_whose_steps_are_slow_takes_no_more_models() -> None:
     assert (town.offers["code@d0"], town.offers["code@d1"] > 0) == (0, True)
 
 
-def test_a_model_that_was_loaded_only_now_stays() -> None:
+def test_a_freshly_loaded_model_stays() -> None:
     """Models are not swapped faster than they can be loaded."""
     town = Town(estate("chat", "code", resident_bytes=60 * MIB))
     town.pass_time(0.0)
@@ -81,7 +81,7 @@ def test_a_model_that_was_loaded_only_now_stays() -> None:
 
 
 def two_pinned() -> Town:
-    """A pinned model on both devices, and one that will doze on the second, and so would rather come back there."""
+    """A pinned model on both devices, and one that will doze on the second and so would rather return there."""
     landlord = Landlord()
     declare(landlord, {"embed": {"pinned": True}, "code": {}, "draw": {"keep_alive_s": 5.0}}, devices=2)
     town = Town(landlord)
@@ -90,8 +90,8 @@ def two_pinned() -> Town:
     return town
 
 
-def test_a_pinned_model_keeps_the_last_of_its_instances_and_no_other() -> None:
-    """What fits beside none of two would wait for ever.  Once one has left, nobody is offered the other's memory."""
+def test_a_pinned_model_keeps_only_its_last_instance_pinned() -> None:
+    """What fits beside neither of two would wait forever.  Once one has left, nobody is offered the other's memory."""
     town = two_pinned()
     town.pass_time(6.0)
     town.pass_time(7.0, code=LARGE, draw=LARGE)
@@ -102,7 +102,7 @@ def test_a_pinned_model_keeps_the_last_of_its_instances_and_no_other() -> None:
     assert offers[WorkerId("draw@d1")] == 0
 
 
-def test_two_models_that_are_loaded_at_once_do_not_both_take_a_pinned_ones_place() -> None:
+def test_two_models_loading_at_once_do_not_both_displace_a_pinned_one() -> None:
     """One of them waits, and the pinned model goes on."""
     town = two_pinned()
     town.landlord.handle(e.ModelsMeasured(6.0, {}))

@@ -11,8 +11,8 @@ SIZES = st.lists(st.integers(1 << 20, 40 * GIB), min_size=1, max_size=6)
 
 
 @given(st.integers(GIB, 80 * GIB), SIZES, st.booleans())
-def test_whatever_is_loaded_together_fits(memory: int, held: list[int], lends: bool) -> None:
-    """Any so many models, the largest ones too; each has its least part, and no more would fit."""
+def test_models_loaded_together_fit(memory: int, held: list[int], lends: bool) -> None:
+    """Any so many of them, the largest too; each has its minimum, and one more would not fit."""
     found = divide(memory, held, lends=lends)
     largest = sorted(held, reverse=True)
     assert sum(largest[: found.together]) + found.lent_bytes + found.together * found.own_bytes <= memory
@@ -27,14 +27,14 @@ def test_whatever_is_loaded_together_fits(memory: int, held: list[int], lends: b
 
 @given(st.integers(GIB, 80 * GIB), SIZES)
 def test_memory_is_lent_only_if_all_models_fit_beside_it(memory: int, held: list[int]) -> None:
-    """And then it is all that they leave, but for less than a granule."""
+    """Then it is all that they leave, less a fraction of a granule."""
     found = divide(memory, held, lends=True)
     assert bool(found.lent_bytes) == (found.together == len(held))
     if found.lent_bytes:
         assert memory - sum(held) - found.lent_bytes < GRANULE_UNIT_BYTES
 
 
-def test_what_was_chosen_is_said() -> None:
+def test_the_chosen_division_is_reported() -> None:
     """An operator sees it without arithmetic."""
     told = [divide(40 * GIB, [16 * GIB, 8 * GIB], lends=lends).in_words(2) for lends in (True, False)]
     assert told == [

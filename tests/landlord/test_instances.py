@@ -1,4 +1,4 @@
-"""What the Landlord knows of an instance, and what an operator or a change of mind does to it."""
+"""What the Landlord knows of an instance, and how operators and changes of plan affect it."""
 
 import math
 
@@ -24,12 +24,12 @@ def both(**special: object) -> Town:
 
 
 def whys(kind: type, commands: list[e.AnyLandlordCommand]) -> list[tuple[str, e.Why]]:
-    """Return the instances that commands of the kind are about, each with the reason."""
+    """Return the instances that commands of this kind are about, each with the reason."""
     return [(command.worker, command.why) for command in commands if type(command) is kind]
 
 
-def test_an_operator_unloads_what_runs_only_once_its_requests_have_ended() -> None:
-    """And what dozes at once; both for the operator's reason, who wants the process gone."""
+def test_an_operator_unloads_a_running_model_after_its_requests_end() -> None:
+    """A dozing one goes at once; both for the operator's reason, who wants the process gone."""
     town = both(keep_alive_s=60.0)
     town.need(CHAT, 3, 1.0)
     commands = town.tell(e.UnloadAsked(2.0, CHAT))
@@ -41,7 +41,7 @@ def test_an_operator_unloads_what_runs_only_once_its_requests_have_ended() -> No
 
 
 def dozing(keeps: int) -> Town:
-    """Chat dozes, and its process keeps so many granules of memory."""
+    """Chat dozes, and its process keeps this many granules of memory."""
     town = both(keep_alive_s=60.0)
     town.need(CODE, 1, 30.0)
     town.dozing_bytes = keeps * MIB
@@ -49,8 +49,8 @@ def dozing(keeps: int) -> Town:
     return town
 
 
-def test_what_a_dozing_process_keeps_is_accounted_for() -> None:
-    """It is in the ledger, and is offered to others all the same: it ends as soon as they need it."""
+def test_memory_kept_by_a_dozing_process_is_accounted_for() -> None:
+    """It is in the ledger, yet offered to others: the process ends as soon as they need it."""
     town = dozing(keeps=6)
     ledger = town.landlord.instances[CHAT].house.ledger
     assert ledger.resident(CHAT) == 6 * MIB
@@ -61,8 +61,8 @@ def test_what_a_dozing_process_keeps_is_accounted_for() -> None:
     assert len(town.granules[CODE]) == GRANULES - WEIGHTS - 5
 
 
-def test_weights_that_come_end_what_dozes_only_if_there_is_no_room_beside() -> None:
-    """A model that wakes needs no other to end while all fit, and ends it where they do not."""
+def test_loading_weights_end_a_dozing_process_only_for_lack_of_room() -> None:
+    """A waking model ends no other while all fit, and ends one where they do not."""
     town = dozing(keeps=12)
     commands = town.want(CHAT, 62.0)
     assert of(e.LoadModel, commands) == [CHAT]
@@ -78,14 +78,14 @@ def test_weights_that_come_end_what_dozes_only_if_there_is_no_room_beside() -> N
 
 
 def test_a_model_that_would_keep_most_of_its_memory_does_not_doze() -> None:
-    """A small model's process is nearly all that it has: to end it frees more, and costs little."""
+    """A small model's process is most of what it has: ending it frees more, and costs little."""
     for keeps, leaves in ((WEIGHTS // 2, e.DozeModel), (WEIGHTS // 2 + 1, e.UnloadModel)):
         town = both(keep_alive_s=60.0, dozing_bytes=keeps * MIB)
         assert of(leaves, town.pass_time(61.0)) == [CHAT, CODE]
 
 
 @pytest.mark.parametrize("how", ["a request", "requests that wait"])
-def test_who_is_wanted_again_while_its_device_is_given_up_stays(how: str) -> None:
+def test_an_instance_wanted_again_during_its_consolidation_stays(how: str) -> None:
     """Its requests need not move, and its weights need not be read again."""
     town = Town(estate("chat", "code", devices=2))
     town.pass_time(0.0)
@@ -101,8 +101,8 @@ def test_who_is_wanted_again_while_its_device_is_given_up_stays(how: str) -> Non
     assert town.landlord.instances[WorkerId("code@d1")].state == "ready"
 
 
-def test_no_second_model_leaves_while_the_memory_of_the_first_is_on_its_way() -> None:
-    """It would be loaded from nothing for its next call, and nobody gains by it."""
+def test_no_second_model_leaves_while_the_first_one_s_memory_is_coming() -> None:
+    """It would need a full load for its next call, and nobody gains by it."""
     landlord = estate("old", "other", "new", dozes=False, resident_bytes=45 * MIB)
     for model in ("old", "other"):
         landlord.handle(e.ModelWanted(0.0, WorkerId(f"{model}@d0")))
@@ -112,8 +112,8 @@ def test_no_second_model_leaves_while_the_memory_of_the_first_is_on_its_way() ->
     assert of(e.UnloadModel, told) == ["old@d0"]
 
 
-def test_nobody_leaves_for_calls_that_wait_for_a_front_end() -> None:
-    """They have waited for the load, too, and need no memory that there is not."""
+def test_no_model_leaves_for_calls_that_wait_for_a_front_end() -> None:
+    """They waited for the load, too, and lack no memory."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
     town.want(CODE)
@@ -123,8 +123,8 @@ def test_nobody_leaves_for_calls_that_wait_for_a_front_end() -> None:
     assert of(e.DrainInstance, town.told) == []
 
 
-def test_granules_that_nobody_needs_are_offered_unless_they_cannot_be_returned() -> None:
-    """A worker that did not answer keeps what it has until it is asked again."""
+def test_unneeded_granules_are_offered_unless_they_cannot_be_returned() -> None:
+    """A worker that did not answer keeps its granules until it is asked again."""
     town = both()
     town.need(CHAT, LEFT_OF_TWO - 1, 1.0)
     town.need(CHAT, 0, 2.0)
@@ -135,8 +135,8 @@ def test_granules_that_nobody_needs_are_offered_unless_they_cannot_be_returned()
     assert town.offers[CODE] <= 5
 
 
-def test_a_take_takes_a_part_of_what_can_be_spared() -> None:
-    """Who lacks one granule now will lack another soon, and each take costs the giver a step."""
+def test_a_take_takes_only_part_of_the_surplus() -> None:
+    """Whoever lacks one granule now will lack another soon, and each take costs the giver a step."""
     town = both()
     town.need(CHAT, LEFT_OF_TWO - 1)
     town.need(CHAT, 0)
@@ -144,8 +144,8 @@ def test_a_take_takes_a_part_of_what_can_be_spared() -> None:
     assert len(town.granules[CHAT]) == LEFT_OF_TWO - 1 - 38 // 8
 
 
-def test_mean_use_and_idleness_are_remembered() -> None:
-    """Memory is shared by the mean; a model is idle since its last request has ended, not since the last report."""
+def test_mean_use_and_idle_time_are_remembered() -> None:
+    """Memory is shared by the mean; idleness counts from the last request's end, not from the last report."""
     instance: Instance = estate("chat").instances[CHAT]
     instance.note_use(10 * MIB, 0, 1, 5.0)
     assert (instance.mean_bytes, instance.idle_since_s) == (0.0, 0.0)
@@ -161,7 +161,7 @@ def test_mean_use_and_idleness_are_remembered() -> None:
     ("first_granules", "leaves"), [(1, False), (LEFT_OF_TWO - 1, False), (LEFT_OF_TWO, True), (71, None)]
 )
 def test_a_model_is_loaded_where_its_first_request_fits_too(first_granules: int, leaves: bool | None) -> None:
-    """To its last granule; whoever must leave for it leaves, and where it can never fit nobody does."""
+    """To the last granule; models that must leave for it leave, and where it can never fit none does."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
     town.want(CHAT)
@@ -175,7 +175,7 @@ def test_a_model_is_loaded_where_its_first_request_fits_too(first_granules: int,
 
 @pytest.mark.parametrize(("used", "is_given_up"), [(30, True), (60, False)])
 def test_a_device_is_given_up_only_if_the_others_hold_its_requests(used: int, is_given_up: bool) -> None:
-    """Models beside it that nobody uses just leave."""
+    """Unused models beside them just leave."""
     town = Town(estate("chat", "code", "draw", devices=2))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -191,7 +191,7 @@ def test_a_device_is_given_up_only_if_the_others_hold_its_requests(used: int, is
     )
 
 
-def test_a_guess_gives_way_by_how_much_is_known() -> None:
+def test_a_prior_fades_as_data_comes_in() -> None:
     """16 ended requests weigh e - 1 times as much as the first guess; prompts take no time before any has come."""
     demand = ModelDemand()
     assert prefill_part([demand]) == 0.0
@@ -202,8 +202,8 @@ def test_a_guess_gives_way_by_how_much_is_known() -> None:
     assert demand.step_s == pytest.approx(0.02 + known * 0.02)
 
 
-def test_who_is_asked_while_it_goes_to_doze_leaves_off() -> None:
-    """Its request waits as long as waking takes, not as long as dozing; what it still held is no measure of a doze."""
+def test_a_model_that_is_wanted_while_going_to_doze_turns_round() -> None:
+    """Its request waits as long as waking takes, not dozing; what it still held is no measure of a doze."""
     town = both(keep_alive_s=60.0)
     town.dozes_at_once = False
     assert of(e.DozeModel, town.pass_time(64.0)) == [CHAT, CODE]
@@ -216,8 +216,8 @@ def test_who_is_asked_while_it_goes_to_doze_leaves_off() -> None:
     assert town.landlord.models[ModelName("chat")].dozes
 
 
-def test_a_model_comes_and_goes() -> None:
-    """What it had is the others'; another of its name can come later; settings of one that stays are followed."""
+def test_a_model_can_be_added_changed_and_removed() -> None:
+    """Its memory goes to the others; a namesake may come later; changed settings apply."""
     town = both()
     town.tell(e.UnloadAsked(1.0, CHAT))
     town.tell(e.ModelRemoved(2.0, ModelName("chat")))

@@ -13,7 +13,7 @@ LEFT = GRANULES - WEIGHTS
 WAITS = e.ModelLoad(arrivals=1, waiting=1, first_bytes=1)
 
 
-def test_free_memory_is_lent_to_whoever_needs_it() -> None:
+def test_free_memory_is_lent_to_any_model_that_needs_it() -> None:
     """A model is not held to a share while the rest is unused."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
@@ -25,7 +25,7 @@ def test_free_memory_is_lent_to_whoever_needs_it() -> None:
     assert town.offers["code@d0"] == GRANULES - 2 * WEIGHTS - 30
 
 
-def test_what_a_model_no_longer_needs_goes_to_the_next() -> None:
+def test_surplus_memory_goes_to_the_next_model() -> None:
     """Memory flows back when the load does, and only as much as is needed and the floor allows."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
@@ -53,8 +53,8 @@ def test_two_models_are_not_promised_the_same_bytes() -> None:
         assert town.offers["chat@d0"] + step <= GRANULES - 2 * WEIGHTS
 
 
-def test_a_take_that_times_out_takes_elsewhere_and_loses_nothing() -> None:
-    """A worker that hangs does not starve the others, and what it returns late still counts."""
+def test_a_take_that_times_out_loses_no_granules() -> None:
+    """A hung worker does not starve the others, and what it returns late still counts."""
     town = Town(estate("chat", "code", "tiny", resident_bytes=20 * 2**20), answers_takes=False)
     town.pass_time(0.0)
     for model in ("chat", "code", "tiny"):
@@ -72,8 +72,8 @@ def test_a_take_that_times_out_takes_elsewhere_and_loses_nothing() -> None:
     check_landlord(town.landlord)
 
 
-def test_the_next_grant_goes_to_who_has_had_least() -> None:
-    """A model that has used little for its rate is served before one that has used much."""
+def test_the_next_grant_goes_to_the_model_that_had_least() -> None:
+    """In proportion to its rate."""
     town = Town(estate("chat", "code", "tiny", resident_bytes=20 * 2**20), answers_takes=False)
     busy = e.ModelLoad(arrivals=5)
     town.pass_time(0.0)
@@ -106,8 +106,8 @@ def test_an_idle_model_leaves_for_one_that_is_wanted() -> None:
     assert of(e.ReopenInstance, commands) == ["code@d0"]
 
 
-def test_a_pinned_model_is_loaded_by_itself_and_never_leaves() -> None:
-    """What the operator pins is there, whatever the others want and however idle it is."""
+def test_a_pinned_model_is_loaded_on_its_own_and_never_leaves() -> None:
+    """Whatever the others want and however idle it is."""
     town = Town(estate("chat", "code"))
     town.landlord.handle(e.ModelDeclared(0.0, ModelName("embed"), 45 * 2**20, 2**17, 10.0, pinned=True))
     town.landlord.handle(
@@ -121,8 +121,8 @@ def test_a_pinned_model_is_loaded_by_itself_and_never_leaves() -> None:
     assert "embed@d0" not in left
 
 
-def test_a_model_that_fits_nowhere_waits_then_gets_the_place_of_another() -> None:
-    """Nobody waits for ever; the one that makes room ends its requests first."""
+def test_a_model_without_room_waits_and_then_displaces_another() -> None:
+    """Nobody waits forever; the one that makes room first completes its requests."""
     town = Town(estate("chat", "code", resident_bytes=60 * 2**20))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -136,8 +136,8 @@ def test_a_model_that_fits_nowhere_waits_then_gets_the_place_of_another() -> Non
     assert of(e.LoadModel, commands) == ["code@d0"]
 
 
-def test_weights_that_nobody_uses_make_room_for_kv_memory() -> None:
-    """A model whose requests wait for room gets that of a model which is only kept warm."""
+def test_unused_weights_make_room_for_kv() -> None:
+    """A model whose requests wait for room gets that of a model that is only kept warm."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -150,7 +150,7 @@ def test_weights_that_nobody_uses_make_room_for_kv_memory() -> None:
 
 
 def test_an_idle_model_dozes_then_stops() -> None:
-    """keep_alive and stop_after_s are counted from when the model was last used."""
+    """keep_alive and stop_after_s count from its last use."""
     town = Town(estate("chat", "code", keep_alive_s=60.0, stop_after_s=100.0))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -162,7 +162,7 @@ def test_an_idle_model_dozes_then_stops() -> None:
     assert of(e.UnloadModel, town.pass_time(212.0)) == ["chat@d0"]
 
 
-def test_weights_beyond_what_may_doze_are_unloaded() -> None:
+def test_weights_beyond_the_doze_limit_are_unloaded() -> None:
     """The machine's memory is not filled with sleeping models."""
     town = Town(estate("chat", "code", keep_alive_s=60.0, settings=LandlordSettings(host_cache_bytes=WEIGHTS * 2**20)))
     town.pass_time(0.0)
@@ -174,7 +174,7 @@ def test_weights_beyond_what_may_doze_are_unloaded() -> None:
 
 
 def test_the_emptier_device_is_given_up() -> None:
-    """Two half-used devices become one, and the requests are moved by the schedulers, not cut."""
+    """Two half-used devices become one; the schedulers move the requests, and none is cut."""
     town = Town(estate("chat", "code", devices=2))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -188,8 +188,8 @@ def test_the_emptier_device_is_given_up() -> None:
     assert of(e.DozeModel, town.need("code@d1", 0, 100.0)) == ["code@d1"]
 
 
-def test_what_nobody_waits_for_is_not_brought_back() -> None:
-    """A scheduler keeps its instance in service; what an operator has unloaded stays so until a request comes."""
+def test_an_unloaded_model_returns_only_for_a_request() -> None:
+    """A scheduler keeps its instance in service; what an operator unloaded stays so until a request comes."""
     town = Town(estate("chat", "code", devices=2, dozes=False))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -202,8 +202,8 @@ def test_what_nobody_waits_for_is_not_brought_back() -> None:
     assert of(e.LoadModel, town.tell(e.WorkerActivated(4.0, WorkerId(other)))) == [other], "one more, before it is full"
 
 
-def test_a_second_instance_displaces_no_model_that_may_be_wanted_soon() -> None:
-    """Between two questions a model is idle too; to read it again takes longer than they are apart."""
+def test_a_second_instance_displaces_no_model_likely_to_be_wanted() -> None:
+    """A model is idle between two questions too; reloading it takes longer than they are apart."""
     town = Town(estate("chat", "code", devices=2, resident_bytes=60 * 2**20, dozes=False))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -215,8 +215,8 @@ def test_a_second_instance_displaces_no_model_that_may_be_wanted_soon() -> None:
     assert [offered > 0 for offered in told.values()] == [False, False, False, True], told
 
 
-def test_a_device_is_not_given_up_for_the_time_between_two_questions() -> None:
-    """What leaves must be loaded again: that it could leave must have been true for longer than that takes."""
+def test_a_device_is_not_given_up_for_a_pause_between_questions() -> None:
+    """A model that leaves must be reloaded: it must have been dispensable for longer than that takes."""
     town = Town(estate("chat", "code", devices=2, resident_bytes=60 * 2**20, dozes=False))
     town.pass_time(0.0)
     town.want("chat@d0")
@@ -230,7 +230,7 @@ def test_a_device_is_not_given_up_for_the_time_between_two_questions() -> None:
     assert left[0] >= 158, "idle since 118, and a load takes ten seconds"
 
 
-def test_a_load_that_fails_is_tried_elsewhere_and_later_here() -> None:
+def test_a_failed_load_is_tried_elsewhere_and_later_here() -> None:
     """One device that cannot load a model does not keep it from being served."""
     landlord = estate("chat", "code", devices=2)
     landlord.handle(e.ModelsMeasured(0.0, {}))
@@ -247,7 +247,7 @@ def test_a_load_that_fails_is_tried_elsewhere_and_later_here() -> None:
     check_landlord(landlord)
 
 
-def test_weights_larger_than_said_close_granules() -> None:
+def test_weights_larger_than_declared_close_granules() -> None:
     """The ledger follows what a load has measured."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
@@ -258,7 +258,7 @@ def test_weights_larger_than_said_close_granules() -> None:
 
 
 def test_a_worker_is_offered_what_its_own_weights_leave() -> None:
-    """No request is placed on memory that weights hold there, though the model took less on another device."""
+    """No request is placed on memory that weights hold there, though they took less on another device."""
     town = Town(estate("chat", "code", devices=2))
     town.resident_bytes = {"chat@d0": 40 * 2**20, "chat@d1": 30 * 2**20}
     town.pass_time(0.0)
@@ -269,8 +269,8 @@ def test_a_worker_is_offered_what_its_own_weights_leave() -> None:
     assert len(town.granules["chat@d0"]) == town.offers["chat@d0"]
 
 
-def test_a_worker_with_kv_memory_of_its_own_may_have_blocks_of_any_size() -> None:
-    """It shares none, and its blocks need not fit into granules: the models beside it are served as before."""
+def test_a_worker_with_private_kv_memory_may_have_any_block_size() -> None:
+    """It shares none, so its blocks need not fit into granules: the models beside it are unaffected."""
     town = Town(estate("chat", "code"))
     town.pass_time(0.0)
     town.landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0")))
@@ -290,15 +290,15 @@ def test_an_impossible_report_is_refused() -> None:
 
 
 def test_commands_name_their_cause() -> None:
-    """`melld why` can tell what a load was for."""
+    """`melld why` can say what a load was for."""
     landlord = estate("chat", "code")
     landlord.handle(e.ModelsMeasured(0.0, {}))
     commands = landlord.handle(e.ModelWanted(0.0, WorkerId("chat@d0"), id=EventId(7)))
     assert {command.cause for command in commands} == {7}
 
 
-def test_what_waits_in_vain_for_a_place_that_nobody_asks_for_gets_it() -> None:
-    """The scheduler does not know the worker there: an operator had taken it out of service, and it has come back."""
+def test_a_waiting_model_gets_a_place_that_nobody_wants() -> None:
+    """The scheduler does not know the worker there: an operator had drained it, and it has come back."""
     town = Town(estate("chat", "code", devices=2))
     loads = [(at_s, of(e.LoadModel, town.pass_time(float(at_s), chat=WAITS))) for at_s in range(11)]
     assert [load for load in loads if load[1]] == [(10, ["chat@d0"])]

@@ -44,7 +44,7 @@ class Checked:
 
 @pytest.mark.parametrize("name", TENANCIES)
 def test_every_request_is_served_under_every_tenancy(name: str) -> None:
-    """The comparison is between services that all serve everybody."""
+    """So that the comparison is fair."""
     estate = setting(4, 0.7)
     simulation = ModelsSimulation(estate, load_of(estate, 90.0), TENANCIES[name](estate))
     simulation.run()
@@ -53,7 +53,7 @@ def test_every_request_is_served_under_every_tenancy(name: str) -> None:
 
 
 def test_memory_is_accounted_for_after_every_event() -> None:
-    """Four models that leave one device little room, and a load that keeps them short of it."""
+    """Four models that leave one device little room, under a load that keeps them short of it."""
     estate, tenancy = setting(4, 5.0), Checked()
     simulation = ModelsSimulation(estate, load_of(estate, 60.0), tenancy)
     simulation.run()
@@ -64,16 +64,16 @@ def test_memory_is_accounted_for_after_every_event() -> None:
         assert ledger.granted(name) == len(instance.granules)
 
 
-def test_lending_serves_more_in_time_than_a_split_where_memory_is_short() -> None:
-    """What the Landlord is for."""
+def test_lending_serves_more_on_time_than_a_split_when_memory_is_short() -> None:
+    """This is what the Landlord is for."""
     estate = setting(4, 4.5)
     load = load_of(estate, 120.0)
     lending, split = (run_tenancy(name, estate, load).attainment for name in ("lending", "split"))
     assert lending > split + 0.1
 
 
-def test_a_device_is_counted_once_whatever_its_models_are_called() -> None:
-    """A name may have an `@`, as revisions of models have."""
+def test_a_device_is_counted_once_whatever_its_models_names() -> None:
+    """A name may contain an `@`, as model revisions do."""
     plain = setting(2, 0.7)
     first, *others = plain.models
     named = msgspec.structs.replace(plain, models=(msgspec.structs.replace(first, name=ModelName("m@v1")), *others))
@@ -82,7 +82,7 @@ def test_a_device_is_counted_once_whatever_its_models_are_called() -> None:
 
 
 def test_equal_seeds_give_equal_reports() -> None:
-    """A figure can be made again."""
+    """Figures are reproducible."""
     estate = setting(3, 1.0)
     first, second = (run_tenancy("lending", estate, load_of(estate, 40.0)) for _ in range(2))
     assert first == second

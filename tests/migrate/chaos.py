@@ -1,4 +1,4 @@
-"""Random histories: requests under moves, disconnects and dying workers, each answer held against an unharmed run.
+"""Random histories: moves, disconnects and dying workers, with each answer compared to an undisturbed run.
 
 The suite plays a short history; `make chaos` (benchmarks/faults/chaos.py) plays a long one.
 
@@ -76,7 +76,7 @@ class History:
         return body
 
     def play(self, requests: int, clients: int, seconds: float = math.inf) -> None:
-        """Take the answers of a quiet run first, then the history; no request begins after so many seconds of it.
+        """Take the undisturbed answers first, then play the history; no request begins after so many seconds of it.
 
         May be played again: the answers of the first quiet run are those to the end.
         """
@@ -159,7 +159,7 @@ class History:
                 self.tally[f"move not begun: {refused.reason.code}"] += 1
 
     def _harmer(self) -> None:
-        """Now and then, when all workers are well: one dies, or stops, somewhere in a migration or anywhere."""
+        """Now and then, when all workers are well, kill or stop one, somewhere in a migration or anywhere."""
         chance = random.Random(self._chance.random())
         points = [point for point in POINTS if point not in ("step", "resumed", "following", "followed")]
         while not self._over.wait(self._harm_every_s):
@@ -178,7 +178,7 @@ class History:
                 self._lay(victim["worker"], chance.choice(points), name)
 
     def _lay(self, worker: str, point: str, name: str) -> None:
-        """A fault at this point, until it is met or for so long."""
+        """Set a fault at this point until it strikes or the time is over."""
         file = self._faults / f"{worker}.{point}.{name}"
         file.touch()
         end_s = time.monotonic() + UNMET_S
@@ -194,7 +194,7 @@ class History:
             self._noted(worker, name, f"at {point}")
 
     def _look(self) -> list[Any]:
-        """The workers; and whose requests are whose, as it is now."""
+        """Note the workers, and which requests belong to whom."""
         status = self._operator.status()
         self._homes = {one["request"]: one["worker"] for one in status["requests"] if one["worker"] is not None}
         workers: list[Any] = status["workers"]
@@ -214,14 +214,14 @@ class History:
 
 
 def pause_after(killed_s: float, arrivals_s: list[float]) -> list[float]:
-    """The longest time without a chunk that began in the second after then, or before, which counts from then."""
+    """Return the longest time without a chunk that began within a second after then, or before, counted from then."""
     pauses = itertools.pairwise(arrivals_s)
     found = [end_s - max(start_s, killed_s) for start_s, end_s in pauses if start_s < killed_s + 1.0]
     return [max(found)] if found and arrivals_s[-1] > killed_s else []
 
 
 def orphans(pids: list[int]) -> list[int]:
-    """Which of these processes are still there after ten seconds."""
+    """Return those of these processes that live after ten seconds."""
     end_s = time.monotonic() + PATIENCE_S
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end_s:
         time.sleep(0.1)  # processes of another process: there is nothing to wait on

@@ -11,7 +11,7 @@ from tests.serve.daemon_process import DaemonProcess
 
 @pytest.fixture
 def operator(daemon: DaemonProcess) -> Iterator[Operator]:
-    """Of the file's daemon, which is left with both workers ready and idle."""
+    """The operator of the file's daemon, which ends with both workers ready and idle."""
     operator = Operator(daemon)
     yield operator
     operator.wait_ready()
@@ -20,7 +20,7 @@ def operator(daemon: DaemonProcess) -> Iterator[Operator]:
 
 @pytest.fixture(scope="package")  # at rest it would take 2 % of a processor to the end
 def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Two workers under a policy that moves nothing by itself."""
+    """Two workers under a policy that never moves requests."""
     faults = tmp_path_factory.mktemp("faults")
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "idle.sleep_after_s=inf", "--set", "health.steady_after_s=0"]
@@ -35,7 +35,7 @@ def bench(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def left_as_it_was(bench: Bench) -> Iterator[None]:
-    """The bench without faults, and with both workers ready and idle, after a test that harms them."""
+    """The bench, without faults and with both workers ready and idle again after a test that harms them."""
     yield
     for left in bench.faults.iterdir():
         left.unlink()

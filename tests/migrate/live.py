@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Choice:
-    """Output of one choice as its client received it, joined."""
+    """One choice's output as its client received it, joined."""
 
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Stream(threading.Thread):
         self._left = True
 
     def hang_up(self) -> None:
-        """Reset the connection now, though nothing comes, as the kernel does for a client that was killed."""
+        """Reset the connection now, mid-silence, as the kernel does for a killed client."""
         self._left = True
         self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._connection.sock.shutdown(socket.SHUT_RDWR)  # the reader wakes and closes it
@@ -178,7 +178,7 @@ class Stream(threading.Thread):
         assert came, "the stream stands still"
 
     def result(self) -> Answer:
-        """The whole answer."""
+        """Return the whole answer."""
         self.join(PATIENCE_S)
         assert not self.is_alive(), f"the stream hangs after {len(self.arrivals_s)} chunks"
         return self.answer
@@ -194,11 +194,11 @@ class Operator:
         return msgspec.json.decode(self._client.status())
 
     def requests_of(self, stream: Stream) -> list[Any]:
-        """The status of each of the stream's requests (several with n > 1)."""
+        """Return the status of each of the stream's requests (several with n > 1)."""
         return [one for one in self.status()["requests"] if stream.id and stream.id in one["request"]]
 
     def migrate(self, request: str, worker: str, via: str | None, *, after_first_token: bool = False) -> Any:
-        """The report.  Raises `ControlRefused` where the daemon would not."""
+        """Return the report.  Raises `ControlRefused` where the daemon would not."""
         way = Via(via) if via else None
         asked = Migrate(request=request, worker=worker, via=way, after_first_token=after_first_token)
         return msgspec.json.decode(self._client.operate("migrate", asked, PATIENCE_S))
@@ -208,32 +208,32 @@ class Operator:
         self._client.operate("unload", Unload(model=model), PATIENCE_S)
 
     def move(self, stream: Stream, via: str | None) -> list[Any]:
-        """Each of the stream's requests to the worker that it is not on; the reports."""
+        """Move each of the stream's requests to the worker that it is not on; return the reports."""
         return [
             self.migrate(one["request"], "w1" if one["worker"] == "w0" else "w0", via)
             for one in self.requests_of(stream)
         ]
 
     def wait_ready(self, deadline_s: float = PATIENCE_S) -> None:
-        """Until every worker is ready, or rests because nothing needs it."""
+        """Wait until every worker is ready, or sleeps because nothing needs it."""
         self.wait(lambda status: all(worker["state"] in CALM for worker in status["workers"]), deadline_s)
 
     def wait_gone(self, worker: str, pid: int) -> None:
-        """Until the daemon knows that this process of the worker has ended."""
+        """Wait until the daemon knows that this process of the worker has ended."""
         self.wait(lambda status: (worker, pid) not in {(w["worker"], w["pid"]) for w in status["workers"]}, PATIENCE_S)
 
     def wait_linked(self, daemon: DaemonProcess) -> None:
-        """Until KV can be copied both ways between both workers, as the log says."""
+        """Wait until KV can be copied both ways between both workers, by the log."""
         while sum("KV from" in line and " by " in line for line in daemon.lines) < 2:  # perhaps before it was ready
             daemon.wait_for("KV from")
 
     def wait_request(self, matches: Callable[[Any], Any]) -> Any:
-        """The first request whose status matches, once there is one."""
+        """Return the first request whose status matches, once there is one."""
         self.wait(lambda status: any(matches(one) for one in status["requests"]), PATIENCE_S)
         return next(one for one in self.status()["requests"] if matches(one))
 
     def wait_idle(self, deadline_s: float = PATIENCE_S) -> None:
-        """Until nothing runs and every block of every worker is free."""
+        """Wait until nothing runs and every block of every worker is free."""
         self.wait(
             lambda status: (
                 not status["requests"]
@@ -243,7 +243,7 @@ class Operator:
         )
 
     def wait(self, holds: Any, deadline_s: float = PATIENCE_S) -> None:
-        """Until this holds of the status."""
+        """Wait until this holds of the status."""
         end_s = time.monotonic() + deadline_s
         while not holds(status := self.status()):
             assert time.monotonic() < end_s, status
@@ -261,7 +261,7 @@ def linked_workers(model: Path, *flags: str) -> Iterator[DaemonProcess]:
 
 
 class Bench:
-    """A daemon, and the answers that it gives when nothing moves."""
+    """A daemon, and its answers when nothing moves."""
 
     def __init__(self, daemon: DaemonProcess, faults: Path) -> None:
         self.daemon = daemon
@@ -270,17 +270,17 @@ class Bench:
         self._unmoved: dict[str, Answer] = {}
 
     def unmoved(self, name: str) -> Answer:
-        """What is answered in this case when nothing happens to it."""
+        """Return this case's undisturbed answer."""
         self.learn([name])
         return self._unmoved[name]
 
     def learn(self, names: Iterable[str]) -> None:
-        """Ask, at once, for those of these answers that are not known yet."""
+        """Ask for those of these answers that are not known yet, all at once."""
         streams = {name: Stream(self.daemon, self.body(name)) for name in names if name not in self._unmoved}
         self._unmoved |= {name: stream.result() for name, stream in streams.items()}
 
     def body(self, name: str) -> dict[str, Any]:
-        """The case; its stop string is taken from the answer without one."""
+        """Return the case; its stop string is taken from the answer without one."""
         if name == "long prompt":
             return {**GREEDY, "messages": LONG, "max_tokens": 60}
         if name == "stop":
@@ -289,17 +289,17 @@ class Bench:
         return CASES[name]
 
     def slowed(self) -> contextlib.AbstractContextManager[None]:
-        """Within it what runs does not end before it is looked at."""
+        """Within it, nothing completes before it is looked at."""
         return slowed(self.faults)
 
     def stream(self, name: str) -> Stream:
-        """A run of the case that has begun to answer."""
+        """Return a run of the case that has begun to answer."""
         stream = Stream(self.daemon, self.body(name))
         stream.wait_chunks(12)
         return stream
 
     def seen_prefilling(self, body: dict[str, Any], salt: str) -> tuple[Stream, dict[str, Any]]:
-        """A run of `body` that was just seen to prefill its prompt, and its row in the status.
+        """Return a run of `body` that was just seen to prefill, and its row in the status.
 
         A quick machine may be past the prompt before it is looked at; each try has a prompt that no cache knows.
         """

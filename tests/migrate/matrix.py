@@ -1,4 +1,4 @@
-"""Workers that are lost at every step of a move: what is done to whom, and what must then be so.
+"""Workers lost at every step of a move: the fault, its victim, and the required outcome.
 
 The suite plays a few of the losses; `make chaos ARGS="--matrix"` plays them all.  A loss that did not happen is a
 failure: the fault's file must be gone, and the migration's story must tell of it.
@@ -26,7 +26,7 @@ DESTINATION_POINTS = ("reserved", "copying", "copied", "attaching", "attached")
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Faults, each (who, at which point, what); whoever is killed the moment the first is met; what the story tells."""
+    """Faults, each (who, at which point, what); whoever is killed as the first strikes; the expected story."""
 
     faults: tuple[tuple[str, str, str], ...]
     told: tuple[frozenset[str], ...]
@@ -41,7 +41,7 @@ class Loss(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For a test's id and for a line of the long form."""
+        """Return a name for a test's id and for a line of the long form."""
         done = " and ".join(f"{role} {point} {what}" for role, point, what in self.faults)
         way = "after the first token" if self.after_first_token else self.via
         after = f", then {self.then_killed} KILL" if self.then_killed else ""
@@ -64,7 +64,7 @@ def _both(role: str, point: str) -> Loss:
 
 
 def _killed_before_the_release(via: str) -> Loss:
-    """The destination, which has just taken over: the source is about to let go, and does so after that."""
+    """Return the loss of the destination right after the takeover; the source releases after that."""
     told = (frozenset({DIED["destination"]}),)
     return Loss((("source", "releasing", "STOP"),), told, via, "destination", committed=True, then_goes_on=True)
 
@@ -130,7 +130,7 @@ FEWEST = (FEW[0], FEW[1], FEW[4])
 
 
 def suffer(bench: Bench, loss: Loss) -> list[str]:
-    """Play the loss; what was not as it must be."""
+    """Play the loss; return what was not as it must be."""
     name = "long prompt" if loss.after_first_token else "thinking"
     unmoved = bench.unmoved(name)
     with slowed(bench.faults, CHUNK_S if loss.after_first_token else 0.0):
@@ -175,7 +175,7 @@ def _moved(bench: Bench, request: str, worker: str, loss: Loss) -> list[str]:
 
 
 def _signs(report: Any) -> set[str]:
-    """`12.3 ms source died` without its time."""
+    """Drop the time from `12.3 ms source died`."""
     return {line.split(" ms ", 1)[1] for line in report["story"]}
 
 

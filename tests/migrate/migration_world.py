@@ -1,4 +1,4 @@
-"""Two workers, a daemon and four wires, as far as a migration concerns them: a model to try the table on.
+"""Two workers, a daemon and four wires, reduced to one migration: a model to test the table on.
 
 Tokens are numbers that count up.  A worker's next token is what follows the tokens that its copy of the request has:
 a token that the daemon accepts must be the next of its own log, or one was lost, doubled or altered.
@@ -25,7 +25,7 @@ CHUNKS = 4
 
 @dataclass
 class Copy:
-    """The request on one worker: what it has, and whether it goes on."""
+    """The request on one worker: its tokens, and whether it runs."""
 
     tokens: int
     lease: int
@@ -34,13 +34,13 @@ class Copy:
 
     @property
     def blocks(self) -> int:
-        """Its full blocks, of two tokens; a chunk has three."""
+        """Return its full blocks, of two tokens; a chunk has three."""
         return self.tokens // 2 + 3 * (CHUNKS - self.chunks_left)
 
 
 @dataclass
 class Worker:
-    """One worker: its copy of the request, the room that it keeps, and its wires."""
+    """One worker: its copy of the request, its reserved room, and its wires."""
 
     copy: Copy | None = None
     room: bool = False
@@ -52,7 +52,7 @@ class Worker:
 
 
 class World:
-    """A migration's two workers and wires; a script of small numbers chooses the events in any possible order."""
+    """A migration's two workers and wires; a script of small numbers chooses among possible events."""
 
     def __init__(self, via: Via | None, *, after_first_token: bool = False) -> None:
         chunks = CHUNKS if after_first_token else 0
@@ -93,7 +93,7 @@ class World:
             self.act(self.migration.happened(sign, 0.0))
 
     def hear(self, name: WorkerId) -> None:
-        """The daemon reads one message of this worker."""
+        """Have the daemon read one message of this worker."""
         outbox = self.workers[name].outbox
         if not outbox:
             return
@@ -115,7 +115,7 @@ class World:
             self.happened(Sign.LATE)
 
     def leave(self) -> None:
-        """The client goes away."""
+        """Disconnect the client."""
         if not self.finished:
             self.finished = self.left = True
             if self.owner is not None:
@@ -123,7 +123,7 @@ class World:
             self.happened(Sign.GONE)
 
     def kill(self, name: WorkerId) -> None:
-        """The process dies; the daemon reads what it said first, and only then its death."""
+        """Kill the process; the daemon reads its earlier messages, and only then its death."""
         worker = self.workers[name]
         if not worker.alive:
             return
@@ -143,7 +143,7 @@ class World:
     # -- the workers
 
     def obey(self, name: WorkerId, *, willing: bool = True) -> None:
-        """A worker carries out the next of its commands; an unwilling one refuses what may be refused."""
+        """Have a worker carry out its next command; an unwilling one refuses what may be refused."""
         worker = self.workers[name]
         if not worker.inbox:
             return
@@ -169,7 +169,7 @@ class World:
         return isinstance(command, say.ThawRequest | say.ReleaseRequest | say.CancelReservation)
 
     def look_again(self, worker: Worker, *, is_late: bool = False) -> None:
-        """Answer the parked command, if it is time: a chunk, or the first token, or five seconds."""
+        """Answer the parked command when it is due: a chunk, the first token, or five seconds."""
         command, copy = worker.parked, worker.copy
         if command is None:
             return
@@ -220,7 +220,7 @@ class World:
         return None
 
     def step(self, name: WorkerId) -> None:
-        """A worker computes a chunk, or makes a token, if it has something to make it of."""
+        """Have a worker compute a chunk or make a token, if it can."""
         worker = self.workers[name]
         copy = worker.copy
         if worker.alive and copy is not None and not copy.frozen and copy.tokens < LENGTH:
@@ -237,7 +237,7 @@ class World:
     # -- a history
 
     def play(self, choice: int) -> None:
-        """One thing that may happen."""
+        """Play one possible event."""
         name = SOURCE if choice % 2 else DESTINATION
         match choice // 2:
             case 0 | 1 | 2:
@@ -277,7 +277,7 @@ class World:
                 self.obey(busy)
 
     def settle(self) -> None:
-        """Let everything that is under way come to its end.  Nobody computes for a client that has left."""
+        """Let everything in flight complete.  Nothing is computed for a client that has left."""
         for _ in range(200):
             for name in self.workers:
                 self.hear(name)
@@ -293,7 +293,7 @@ class World:
 
 
 def garble(wire: deque[Any], how: str) -> None:
-    """Disturb the messages of a migration on a wire: lose one, repeat one, or let the last overtake the one before.
+    """Disturb a migration's messages on a wire: lose one, repeat one, or let the last overtake the one before.
 
     Tokens are left alone: an answer that has overtaken them would be another story (`StepDone` is numbered).
     """

@@ -1,4 +1,4 @@
-"""LoRA adapters in real requests: models of their own to clients, on every worker, wherever a request goes."""
+"""LoRA adapters in real requests: separate models to clients, available on every worker, wherever a request goes."""
 
 import json
 import os
@@ -43,8 +43,8 @@ def pid_of(operator: Operator, worker: str) -> int:
     return next(int(one["pid"]) for one in operator.status()["workers"] if one["worker"] == worker)
 
 
-def test_each_adapter_is_a_model_with_answers_of_its_own(daemon: DaemonProcess, operator: Operator) -> None:
-    """It is listed with the model that it adapts, and changes what that says, beside it in the same steps."""
+def test_each_adapter_is_a_model_with_its_own_answers(daemon: DaemonProcess, operator: Operator) -> None:
+    """It is listed beside its base model, and changes the answers even in shared steps."""
     cards = {card["id"]: card["parent"] for card in json.loads(daemon.get("/v1/models"))["data"]}
     assert cards == {"demo": None, "pirate": "demo", "poet": "demo"}
     alone = [Stream(daemon, SHORT | {"model": name}).result() for name in cards]
@@ -55,7 +55,7 @@ def test_each_adapter_is_a_model_with_answers_of_its_own(daemon: DaemonProcess, 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_request_moves_with_its_adapter(daemon: DaemonProcess, operator: Operator, via: str) -> None:
-    """What is computed after the move is computed with it."""
+    """What is computed after the move uses it."""
     unmoved = Stream(daemon, SHORT | {"model": "poet", "cache_salt": "unmoved"}).result()
     with slowed(daemon.faults):
         stream = Stream(daemon, SHORT | {"model": "poet", "cache_salt": via})
@@ -66,8 +66,8 @@ def test_a_request_moves_with_its_adapter(daemon: DaemonProcess, operator: Opera
     assert unmoved.error is None
 
 
-def test_a_request_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
-    """kill -9: it goes on elsewhere, and the next process of the worker loads the adapter when it is asked for."""
+def test_a_request_with_an_adapter_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
+    """kill -9: it goes on elsewhere, and the worker's next process loads the adapter on demand."""
     unmoved = Stream(daemon, SHORT | {"model": "pirate"}).result()
     with slowed(daemon.faults):
         stream = Stream(daemon, SHORT | {"model": "pirate"})
@@ -78,10 +78,10 @@ def test_a_request_survives_its_worker(daemon: DaemonProcess, operator: Operator
     assert unmoved.error is None
 
 
-def test_an_adapter_that_is_gone_costs_its_requests_alone(
+def test_a_missing_adapter_fails_only_its_own_requests(
     daemon: DaemonProcess, operator: Operator, adapters: Path
 ) -> None:
-    """A worker that started after its files went away says so, and serves everything else."""
+    """A worker that started after its files vanished says so, and serves everything else."""
     for worker in ("w0", "w1"):
         pid = pid_of(operator, worker)
         shutil.rmtree(adapters / "poet", ignore_errors=True)
@@ -98,7 +98,7 @@ def test_an_adapter_that_is_gone_costs_its_requests_alone(
     assert pids == [pid_of(operator, worker) for worker in ("w0", "w1")]
 
 
-def test_adapters_that_cannot_be_are_refused_at_the_start(demo_model: Path, tmp_path: Path) -> None:
+def test_unusable_adapters_are_refused_at_the_start(demo_model: Path, tmp_path: Path) -> None:
     """Before anything is loaded, with the name of the adapter."""
     make_adapter(demo_model, tmp_path / "wide", 1, rank=40)
     text = '[model]\npath = "m"\n[[model.lora]]\nname = "{}"\npath = "{}"\n'

@@ -12,7 +12,7 @@ def changed(**of_choice: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("logprob", "same"), [(-0.25, True), (-0.250004, True), (-0.251, False)])
-def test_only_log_probabilities_may_differ_and_those_little(logprob: float, same: bool) -> None:
+def test_only_log_probabilities_may_differ_slightly(logprob: float, same: bool) -> None:
     """Kernels round; a wrong KV block does more than that."""
     assert alike(ANSWER, changed(logprobs=[{"token": "so", "logprob": logprob}]), 1e-4) is same
 

@@ -1,4 +1,4 @@
-"""Audio in real requests: any worker writes it down, and it goes along wherever its request goes."""
+"""Audio in real requests: any worker transcribes it, and it goes along wherever its request goes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SHORT, LONG = 2.0, 8.0
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """Two workers of a model that hears."""
+    """Two workers of an audio model."""
     model = tmp_path_factory.mktemp("models") / "hearing"
     make_hearing_model(model)
     with DaemonProcess(model, "--device", "cpu:2", *SPREAD, harmable=True) as process:
@@ -80,7 +80,7 @@ class Hearing(threading.Thread):
 def test_a_transcription_moves_by_its_tokens(
     daemon: DaemonProcess, operator: Operator, fields: dict[str, Any], seconds: float
 ) -> None:
-    """The destination hears the audio too; KV is not copied, as it stands for the encoder's output as well."""
+    """The destination encodes the audio again; KV is not copied, as it depends on the encoder's output as well."""
     heard = sound(1, seconds)
     unmoved = Hearing(daemon, heard, fields).result()
     with slowed(daemon.faults):
@@ -96,7 +96,7 @@ def test_a_transcription_moves_by_its_tokens(
 
 @pytest.mark.parametrize("fields", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_a_transcription_survives_its_worker(daemon: DaemonProcess, operator: Operator, fields: dict[str, Any]) -> None:
-    """kill -9 in mid-sentence: the next worker is given the audio along with the tokens."""
+    """kill -9 in mid-sentence: the next worker gets the audio along with the tokens."""
     heard = sound(2)
     unmoved = Hearing(daemon, heard, fields).result()
     with slowed(daemon.faults):
@@ -109,7 +109,7 @@ def test_a_transcription_survives_its_worker(daemon: DaemonProcess, operator: Op
     operator.wait_idle()
 
 
-def test_what_is_heard_decides_what_is_written(daemon: DaemonProcess) -> None:
+def test_the_transcript_depends_on_the_audio(daemon: DaemonProcess) -> None:
     """Or the tests above would prove little."""
     assert len({Hearing(daemon, sound(seed), GREEDY).result() for seed in range(4)}) == 4
 

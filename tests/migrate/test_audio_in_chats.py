@@ -1,4 +1,4 @@
-"""Audio in real chats: any worker hears it, and it goes along wherever its request goes."""
+"""Audio in real chats: any worker takes it, and it goes along wherever its request goes."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """Two workers of a model that listens."""
+    """Two workers of an audio chat model."""
     model = tmp_path_factory.mktemp("models") / "listening"
     make_listening_model(model)
     with linked_workers(model) as process:
@@ -25,7 +25,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 
 def about(seed: int, salt: str = "unmoved") -> dict[str, Any]:
-    """A question about a sound."""
+    """Return a question about a sound."""
     content = [{"type": "text", "text": "What is this?"}, spoken(seed)]
     messages = [{"role": "user", "content": content}]
     return {"messages": messages, "max_tokens": 80, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
@@ -33,7 +33,7 @@ def about(seed: int, salt: str = "unmoved") -> dict[str, Any]:
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_request_with_audio_moves(daemon: DaemonProcess, operator: Operator, via: str) -> None:
-    """By its blocks, and by its tokens, for which the destination has to hear it too."""
+    """By its blocks, and by its tokens, for which the destination has to encode it too."""
     unmoved, other = Stream(daemon, about(3)).result(), Stream(daemon, about(4)).result()
     assert unmoved.error is None
     assert unmoved.choices[0].text != other.choices[0].text
@@ -46,7 +46,7 @@ def test_a_request_with_audio_moves(daemon: DaemonProcess, operator: Operator, v
 
 
 def test_a_request_with_audio_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
-    """kill -9 in mid-answer: the next worker is given the sound along with the tokens."""
+    """kill -9 in mid-answer: the next worker gets the sound along with the tokens."""
     unmoved = Stream(daemon, about(5)).result()
     with slowed(daemon.faults):
         stream = Stream(daemon, about(5, "killed"))

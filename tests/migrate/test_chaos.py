@@ -6,7 +6,7 @@ from tests.migrate.live import Bench
 
 
 def test_a_random_history_harms_no_answer(bench: Bench) -> None:
-    """Moves, clients that leave and workers that die at any step of a migration, together."""
+    """Moves, disconnects and workers that die at any step of a migration, together."""
     requests, bodies, every_s = (100, 20, 4.0) if is_long() else (20, 10, 2.0)
     history = History(bench.daemon, bench.faults, seed=5, harm_every_s=every_s, bodies=bodies)
     history.play(requests=requests, clients=6)
@@ -16,8 +16,8 @@ def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     assert history.tally["move committed"] > 0
 
 
-def test_the_pause_after_a_kill_is_not_ended_by_what_was_on_its_way() -> None:
-    """The dead worker's last token comes after it has died; how long the next one takes is what counts."""
+def test_tokens_in_flight_do_not_end_the_pause_after_a_kill() -> None:
+    """The dead worker's last token arrives after its death; how long the next one takes is what counts."""
     assert pause_after(1.0, [0.5, 1.25, 2.0, 9.0]) == [0.75]
     assert pause_after(1.0, [0.5, 2.0]) == [1.0]
     assert pause_after(1.0, [0.5, 0.9]) == []

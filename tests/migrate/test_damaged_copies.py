@@ -1,4 +1,4 @@
-"""Blocks that arrive as other bytes, on real workers: with checksums on no answer is ever computed from them."""
+"""Blocks that arrive corrupted, on real workers: with checksums no answer is ever computed from them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ def _left_as_it_was(checked: Bench) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checked(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Two workers that check what they copy, over links with a limit, one move at a time."""
+    """Two workers that check what they copy, over rate-limited links, one move at a time."""
     faults = tmp_path_factory.mktemp("faults")
     flags = ["--device", "cpu:2", "--kv-bytes", "64MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", "migration.checksum=true", "--set", "migration.max_moves_per_link=1"]
@@ -31,8 +31,8 @@ def checked(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_blocks_damaged_beside_decoding_are_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
-    """A flipped bit, or a block that never came: the move has failed, the answer does not show it, the next works."""
+def test_corruption_before_the_freeze_is_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
+    """A flipped or missing block: the move fails, the answer does not show it, the next move works."""
     with checked.slowed():
         stream = Stream(checked.daemon, CASES["long"] | {"cache_salt": damage})  # its blocks are not there already
         stream.wait_chunks(12)
@@ -45,8 +45,8 @@ def test_blocks_damaged_beside_decoding_are_found_and_the_source_goes_on(checked
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_blocks_damaged_after_the_freeze_are_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
-    """The same in the last copy, of a request that nobody decodes meanwhile: it is thawed."""
+def test_corruption_after_the_freeze_is_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
+    """The same in the last copy, when the request is frozen: it is thawed."""
     body = {"prompt": [9, 8, 7], "max_tokens": 100, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(checked.daemon, body).result()
     for _ in range(10):  # one that has filled a block before it is looked at is copied beside decoding, too
@@ -62,7 +62,7 @@ def test_blocks_damaged_after_the_freeze_are_found_and_the_source_goes_on(checke
 
 
 def damaged_move(bench: Bench, stream: Stream, damage: str) -> Any:
-    """A move whose next copy arrives damaged: its report."""
+    """Make a move whose next copy arrives damaged; return its report."""
     [one] = bench.operator.requests_of(stream)
     there = "w1" if one["worker"] == "w0" else "w0"
     fault = bench.faults / f"{there}.{PULLED}.{damage}"

@@ -31,7 +31,7 @@ def pid_of(bench: Bench, worker: str) -> int:
     return next(int(one["pid"]) for one in bench.operator.status()["workers"] if one["worker"] == worker)
 
 
-def test_a_killed_workers_answers_are_the_answers(bench: Bench) -> None:
+def test_a_killed_worker_s_answers_are_unchanged(bench: Bench) -> None:
     """kill -9 in mid-answer, whatever was asked for: text, logprobs, finish reason and usage do not show it."""
     names = [*CASES, "stop"]
     bench.learn(names)
@@ -50,13 +50,13 @@ def test_a_killed_workers_answers_are_the_answers(bench: Bench) -> None:
     "loss",
     [pytest.param(loss, marks=() if loss in FEWEST else pytest.mark.long, id=loss.name) for loss in FEW],
 )
-def test_a_worker_lost_in_mid_move_costs_no_token(bench: Bench, loss: Loss) -> None:
-    """Killed, or hung, at a step of a move that has been seen to meet it: one owner, the same answer, no block held."""
+def test_a_worker_lost_during_a_move_costs_no_token(bench: Bench, loss: Loss) -> None:
+    """Killed or hung at a step of a move that was seen to reach it: one owner, the same answer, no block held."""
     assert suffer(bench, loss) == []
 
 
 def ask(bench: Bench, body: dict[str, Any], answers: list[tuple[int, str | None]]) -> None:
-    """One call without a stream: its status, and whether it should be tried again."""
+    """Make a non-streaming call; return its status, and whether it should be retried."""
     address = urlsplit(bench.daemon.url).netloc
     with contextlib.closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
         head = {"Content-Type": "application/json"}
@@ -66,7 +66,7 @@ def ask(bench: Bench, body: dict[str, Any], answers: list[tuple[int, str | None]
 
 
 def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
-    """A request's worker ends by this signal, and the next one as soon as it goes on there: what its client gets.
+    """End a request's worker by this signal, and the next as soon as it resumes there; return what its client gets.
 
     A request that shares a worker with it must go on.
     """
@@ -93,17 +93,17 @@ def lose_two_workers(bench: Bench, name: str) -> list[tuple[int, str | None]]:
 
 
 def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
-    """The request gets a 500 that tells clients not to retry; a request that shared its workers continues."""
+    """It gets a 500 that tells clients not to retry; a request that shared its workers continues."""
     assert lose_two_workers(bench, "ABRT") == [(500, "false")]
 
 
-def test_a_request_whose_workers_are_killed_from_outside_goes_on(bench: Bench) -> None:
-    """kill -9, twice in a row, under the same request: it is not its doing."""
+def test_a_request_whose_workers_are_killed_from_outside_continues(bench: Bench) -> None:
+    """kill -9, twice in a row, under the same request: it is not to blame."""
     assert lose_two_workers(bench, "KILL") == [(200, None)]
 
 
 def test_a_request_without_a_worker_waits_for_one(bench: Bench) -> None:
-    """Both workers die: the stream stands still until one is back, and then goes on."""
+    """Both workers die: the stream pauses until one is back, and then goes on."""
     body = {**SEEDED, "seed": 77}
     unmoved = Stream(bench.daemon, body).result()
     with bench.slowed():

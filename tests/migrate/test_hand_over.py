@@ -1,4 +1,4 @@
-"""Requests that are handed over after their first token, on real workers: the answer is the unmoved one's."""
+"""Requests handed over after their first token, on real workers: answers are the unmoved ones."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def there(one: Any) -> str:
 
 
 def handed_over(bench: Bench, body: dict[str, Any], salt: str) -> tuple[Answer, list[Any]]:
-    """Hand over every request of a run while its prompt is computed; return its answer, and the reports."""
+    """Hand over every request of a run during its prefill; return its answer, and the reports."""
     reports: list[Any] = []
 
     def hand_over(one: Any) -> None:
@@ -61,7 +61,7 @@ def words(report: Any) -> list[str]:
 
 
 def check_followed(report: Any) -> None:
-    """The report is of a prompt that was followed, and frozen between its first token and the next."""
+    """Check that the report is of a prompt that was followed, and frozen between its first token and the next."""
     story = words(report)
     assert story[-4:] == ["first token awaited", "frozen", "attached", "released"], report["story"]
     assert not {"copied", "has little left to do"} & set(story), report["story"]
@@ -78,7 +78,7 @@ HERE = ("json_schema", "prompt_logprobs")
         for name in [*CASES, "stop", "prompt_logprobs", "echoed logprobs"]
     ],
 )
-def test_a_request_handed_over_after_its_first_token_answers_as_ever(bench: Bench, name: str) -> None:
+def test_a_hand_over_after_the_first_token_leaves_the_answer_unchanged(bench: Bench, name: str) -> None:
     """Text, log-probabilities, also the prompt's, finish reason and usage: the client cannot tell."""
     body = body_of(bench, name)
     unmoved = Stream(bench.daemon, body | {"cache_salt": f"{name} unmoved"}).result()
@@ -90,7 +90,7 @@ def test_a_request_handed_over_after_its_first_token_answers_as_ever(bench: Benc
 
 
 def test_a_prompt_of_one_chunk_is_followed_while_it_waits(bench: Bench) -> None:
-    """It stands behind another's chunks, has nothing to copy, and is handed over with all its blocks.
+    """It is queued behind another's chunks, has nothing to copy, and is handed over with all its blocks.
 
     Where a busy machine hears of its first token late, it decodes on and moves like any other: then once more.
     """
@@ -112,8 +112,8 @@ def test_a_prompt_of_one_chunk_is_followed_while_it_waits(bench: Bench) -> None:
     check_followed(report)
 
 
-def test_a_request_that_decodes_already_moves_like_any_other(bench: Bench) -> None:
-    """Whoever asks too late for a hand-over after the first token gets the usual move."""
+def test_a_hand_over_of_a_decoding_request_is_an_ordinary_move(bench: Bench) -> None:
+    """The call came too late for a hand-over after the first token."""
     with bench.slowed():
         stream = bench.stream("greedy")
         [one] = bench.operator.requests_of(stream)
@@ -134,14 +134,14 @@ def test_a_first_token_that_is_the_last_cancels_the_move(bench: Bench) -> None:
     "loss",
     [pytest.param(loss, marks=() if loss in FEW_HAND_OVERS else pytest.mark.long, id=loss.name) for loss in HAND_OVERS],
 )
-def test_a_worker_lost_in_a_hand_over_costs_no_token(bench: Bench, loss: Loss) -> None:
-    """Killed, or hung, at a step of it that has been seen to meet it: one owner, the same answer, no block held."""
+def test_a_worker_lost_during_a_hand_over_costs_no_token(bench: Bench, loss: Loss) -> None:
+    """Killed or hung at a step that was seen to be reached: one owner, the same answer, no block held."""
     assert suffer(bench, loss) == []
 
 
 @pytest.mark.parametrize("role", ["source", "destination"])
 def test_a_worker_killed_while_a_prompt_is_followed_costs_no_token(bench: Bench, role: str) -> None:
-    """In the very state: the source computes on, or the prompt is computed anew where the destination was."""
+    """In that very state: the source computes on, or the prompt is recomputed where the destination was."""
     unmoved = bench.unmoved("long prompt")
     reports: list[Any] = []
     with slowed(bench.faults, 2 * CHUNK_S):

@@ -32,7 +32,7 @@ print("TOLD", json.dumps(answer.outputs[0].text))
 
 @pytest.fixture(scope="module", params=["idefics3", *(pytest.param(name, marks=pytest.mark.long) for name in IMAGES)])
 def seeing(model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
-    """A model that sees."""
+    """A vision model."""
     if request.param in IMAGES:
         return model_of(request.param)
     model = tmp_path_factory.mktemp("models") / "vision"
@@ -48,14 +48,14 @@ def daemon(seeing: Path) -> Iterator[DaemonProcess]:
 
 
 def about(image: str) -> dict[str, Any]:
-    """A question about the picture."""
+    """Return a question about the picture."""
     content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": image}}]
     messages = [{"role": "user", "content": content}]
     return {"messages": messages, "max_tokens": 80, "temperature": 0, "ignore_eos": True}
 
 
-def test_an_image_is_seen_by_every_worker_that_gets_it(daemon: DaemonProcess, operator: Operator) -> None:
-    """People ask about one picture twice; whichever worker is asked, it has the picture, and answers alike."""
+def test_every_worker_sees_an_image_that_it_gets(daemon: DaemonProcess, operator: Operator) -> None:
+    """People ask about one picture twice; either worker has the picture, and answers alike."""
     answers = []
     for image in (picture(1), picture(2)):
         streams = []
@@ -73,7 +73,7 @@ def test_an_image_is_seen_by_every_worker_that_gets_it(daemon: DaemonProcess, op
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_request_with_an_image_moves(daemon: DaemonProcess, operator: Operator, via: str) -> None:
-    """By its blocks, and by its tokens, for which the destination has to see the image too."""
+    """By its blocks, and by its tokens, for which the destination has to encode the image too."""
     image = picture(3)
     unmoved = Stream(daemon, about(image) | {"cache_salt": "unmoved"}).result()
     with slowed(daemon.faults):
@@ -86,7 +86,7 @@ def test_a_request_with_an_image_moves(daemon: DaemonProcess, operator: Operator
 
 
 def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
-    """kill -9 in mid-answer: the next worker is given the image along with the tokens."""
+    """kill -9 in mid-answer: the next worker gets the image along with the tokens."""
     image = picture(4)
     unmoved = Stream(daemon, about(image)).result()
     with slowed(daemon.faults):
@@ -100,8 +100,8 @@ def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, oper
 
 
 @pytest.mark.long
-def test_it_answers_as_plain_vllm_does(daemon: DaemonProcess, seeing: Path) -> None:
-    """What stands between a client and vLLM changes nothing."""
+def test_answers_about_images_equal_plain_vllm_s(daemon: DaemonProcess, seeing: Path) -> None:
+    """melld in between changes nothing."""
     asked = about(picture(5))
     given = str(seeing), CPU_ARGUMENTS | {"max_model_len": 2048}, asked["messages"], asked["max_tokens"]
     plain = run_python(
@@ -111,8 +111,8 @@ def test_it_answers_as_plain_vllm_does(daemon: DaemonProcess, seeing: Path) -> N
     assert Stream(daemon, asked).result().choices[0].text == json.loads(told), plain.stderr[-2000:]
 
 
-def test_an_image_cannot_be_fetched_from_inside(daemon: DaemonProcess) -> None:
-    """A client learns nothing of what listens beside the daemon, and which field of its request is at fault."""
+def test_an_image_cannot_be_fetched_from_internal_addresses(daemon: DaemonProcess) -> None:
+    """A client learns nothing of what listens beside the daemon, only which field of its request is at fault."""
     with socket.create_server(("127.0.0.1", 0)) as inside:
         url = f"http://localhost:{inside.getsockname()[1]}/x.png"
         refused = request(daemon.url, "POST", CHAT, about(url))

@@ -1,4 +1,4 @@
-"""Live migration through the HTTP API of a real daemon: a moved answer is the answer, whatever was asked for."""
+"""Live migration through the HTTP API of a real daemon: a moved answer equals the unmoved one, whatever the call."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ HERE = (("greedy", "kv"), ("json_schema", "tokens"), ("n", "kv"), ("stop", "toke
         for via in ("kv", "tokens")
     ],
 )
-def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None:
+def test_a_moved_answer_is_unchanged(bench: Bench, name: str, via: str) -> None:
     """Text, log-probabilities, finish reason and usage are what they would have been: the client cannot tell."""
     unmoved = bench.unmoved(name)
     with bench.slowed():
@@ -46,7 +46,7 @@ def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
-    """A long prompt need not have been computed to its end for its request to go elsewhere."""
+    """A long prompt need not be fully computed for its request to move."""
     body = {"prompt": list(range(5, 245)) * 8, "max_tokens": 100, "temperature": 0}
     unmoved = Stream(bench.daemon, body | {"cache_salt": f"{via} unmoved"}).result()
     with bench.slowed():
@@ -65,8 +65,8 @@ def test_a_request_moves_there_and_back_again(bench: Bench) -> None:
     assert stream.result() == bench.unmoved("penalties")
 
 
-def test_a_thought_ends_at_its_budget_wherever_it_goes_on(bench: Bench) -> None:
-    """`thinking_token_budget` counts from the prompt on: a worker that takes a thought over knows what is spent."""
+def test_a_thinking_budget_survives_a_move(bench: Bench) -> None:
+    """`thinking_token_budget` counts from the prompt on: a worker that takes over a thought knows what is spent."""
     with bench.slowed():
         stream = bench.stream("thinking")
         reports = [*bench.operator.move(stream, "kv"), *bench.operator.move(stream, "tokens")]
@@ -75,7 +75,7 @@ def test_a_thought_ends_at_its_budget_wherever_it_goes_on(bench: Bench) -> None:
     assert THOUGHT[1] in stream.answer.choices[0].text
 
 
-def test_a_move_at_any_token_is_unseen(bench: Bench) -> None:
+def test_a_move_at_any_token_is_invisible(bench: Bench) -> None:
     """No position in an answer is a bad moment."""
     body = {**SEEDED, "max_tokens": 30}
     unmoved = Stream(bench.daemon, body).result()
@@ -104,7 +104,7 @@ def test_eight_requests_move_at_once(bench: Bench) -> None:
 
 
 def test_a_long_prompt_enters_a_busy_worker_slice_by_slice(bench: Bench) -> None:
-    """Requests that decode there go on between the slices, and the moved answer is unchanged."""
+    """Decoding requests there go on between the slices, and the moved answer is unchanged."""
     body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(bench.daemon, body | {"cache_salt": "at rest"}).result()
     with bench.slowed():
@@ -124,7 +124,7 @@ def test_a_long_prompt_enters_a_busy_worker_slice_by_slice(bench: Bench) -> None
     assert stream.result() == unmoved
 
 
-def test_a_client_that_leaves_in_mid_move_frees_both_workers(bench: Bench) -> None:
+def test_a_client_that_leaves_during_a_move_frees_both_workers(bench: Bench) -> None:
     """A move is no reason for blocks to stay taken."""
     stream = Stream(bench.daemon, {**GREEDY, "max_tokens": 2000})
     stream.wait_chunks(5)
@@ -139,7 +139,7 @@ def command(bench: Bench, *words: str, where: Path | None = None) -> int:
     return main(["migrate", *words, "--runtime-directory", str(where or bench.daemon.runtime_directory)])
 
 
-def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_what_happened(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """An operator reads rounds, bytes and the gap; a script reads the same as JSON."""
     with bench.slowed():
         stream = Stream(bench.daemon, GREEDY)
@@ -162,8 +162,10 @@ def test_the_command_says_what_happened(bench: Bench, capsys: pytest.CaptureFixt
     stream.result()
 
 
-def test_the_command_says_what_did_not_happen(bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
+def test_the_command_reports_what_did_not_happen(
+    bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Exit codes tell a refusal from bad usage and from a missing daemon."""
     assert command(bench, "nobody", "w0") == 1
     assert "no request" in capsys.readouterr().err
     assert command(bench, "nobody", "w0", "--via", "pigeon") == 2

@@ -1,4 +1,4 @@
-"""The lifecycle of a migration: whatever happens in whatever order, one owner, and nothing left behind."""
+"""The life cycle of a migration: whatever happens in whatever order, one owner, and nothing left behind."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def play(ahead: int, choices: list[int], via: Via | None, after: bool) -> World:
 def test_every_history_ends_with_one_owner_and_free_workers(
     ahead: int, choices: list[int], via: Via | None, after: bool
 ) -> None:
-    """Kills, lost patience, refusals and clients that leave, in any order: no token lost or doubled, nothing held."""
+    """Kills, timeouts, refusals and disconnects, in any order: no token lost or doubled, nothing held."""
     world = play(ahead, choices, via, after)
     assert len(world.outcomes) == 1
     assert world.handed_over == (world.outcomes == [Outcome.COMMITTED])
@@ -56,7 +56,7 @@ def test_every_history_ends_with_one_owner_and_free_workers(
 def test_lost_repeated_and_overtaken_messages_change_nothing(
     ahead: int, choices: list[int], via: Via | None, after: bool
 ) -> None:
-    """Whatever the wires do to the words of a migration, on top of all else: one owner, and nothing held at the end."""
+    """Whatever the wires do to a migration's messages, on top of all else: one owner, and nothing held at the end."""
     world = play(ahead, choices, via, after)
     assert len(world.outcomes) == 1
     assert world.handed_over == (world.outcomes == [Outcome.COMMITTED])
@@ -75,7 +75,7 @@ def test_without_deaths_the_client_gets_every_token(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_left_alone_it_commits(via: Via | None) -> None:
+def test_an_undisturbed_migration_commits(via: Via | None) -> None:
     """The ordinary case: the request goes on at its destination, and the source is free."""
     world = World(via)
     for _ in range(12):
@@ -99,8 +99,8 @@ def test_a_followed_prompt_is_handed_over_after_its_first_token() -> None:
 
 
 @pytest.mark.parametrize(("state", "sign"), sorted(TRANSITIONS))
-def test_every_state_can_be_left_by_every_loss(state: MoveState, sign: Sign) -> None:
-    """A death, a deadline or an ended request is never an event that a migration cannot take."""
+def test_every_loss_leads_out_of_every_state(state: MoveState, sign: Sign) -> None:
+    """A migration can handle a death, a deadline or an ended request at any time."""
     losses = {Sign.GONE, Sign.SOURCE_LOST, Sign.DESTINATION_LOST} | ({Sign.LATE} if state in DEADLINES_S else set())
     assert all((state, loss) in TRANSITIONS for loss in losses)
     assert TRANSITIONS[state, sign] in DEADLINES_S.keys() | {MoveState.ENDED}
@@ -115,7 +115,7 @@ def test_an_impossible_event_changes_nothing() -> None:
 
 
 def test_a_paced_prefill_has_the_time_that_its_pace_takes() -> None:
-    """A long prompt at a slow rate is not taken for a worker that hangs; a move by KV has a pace of its own."""
+    """A long prompt at a slow rate is not mistaken for a hung worker; a move by KV has its own pace."""
     paces = {Via.TOKENS: MovePace(50.0, 400.0), Via.KV: MovePace(1e6, 7.0)}
     wish = Wish(move=1, request=REQUEST, source=SOURCE, destination=DESTINATION, via=Via.TOKENS, lease=1, paces=paces)
     migration = Migration(wish, 0.0)
@@ -127,8 +127,8 @@ def test_a_paced_prefill_has_the_time_that_its_pace_takes() -> None:
     assert (tell.command.tokens_per_s, tell.deadline_s) == (50.0, DEADLINES_S[MoveState.WARMING] + 400.0)
 
 
-def test_an_answer_to_a_command_that_was_given_up_says_nothing() -> None:
-    """A worker that comes back to life after its deadline changes nothing any more."""
+def test_an_answer_to_an_abandoned_command_is_ignored() -> None:
+    """A worker that revives after its deadline changes nothing any more."""
     world = World(Via.KV)
     world.obey(SOURCE)
     world.pass_deadline()
@@ -156,7 +156,7 @@ class Talk:
         return tell
 
     def hear(self, answer: type[say.MoveAnswer], **values: Any) -> Any:
-        """An answer to the last command; the next one."""
+        """Send an answer to the last command; return the next one."""
         number = self.migration.number
         self.actions = self.migration.answered(answer(**NAMES, number=number, **values), 5.0 + number)
         return self.told.command if self.actions and isinstance(self.actions[0], Tell) else None
@@ -187,7 +187,7 @@ class Talk:
     (10, 4, say.CopyBlocks),  # the blocks have all been replaced
 ])  # fmt: skip
 def test_a_request_is_frozen_when_few_blocks_are_left(blocks: int, epoch: int, asked: type) -> None:
-    """What is left is copied while nobody emits: the client waits for no more than a few blocks."""
+    """The rest is copied while it is frozen: the client waits for no more than a few blocks."""
     talk = Talk()
     talk.describe(10, epoch=3)
     assert isinstance(talk.reserved(), say.CopyBlocks)
@@ -196,8 +196,8 @@ def test_a_request_is_frozen_when_few_blocks_are_left(blocks: int, epoch: int, a
 
 
 @pytest.mark.parametrize(("blocks", "asked"), [(0, say.FreezeRequest), (1, say.CopyBlocks)])
-def test_whatever_can_be_copied_before_the_freeze_is_copied_once(blocks: int, asked: type) -> None:
-    """Also a single block: the pause of a short request is no longer than that of a long one."""
+def test_every_full_block_is_copied_before_the_freeze_once(blocks: int, asked: type) -> None:
+    """Even a single one: a short request's pause is no longer than a long one's."""
     talk = Talk()
     talk.describe(blocks)
     assert isinstance(talk.reserved(), asked)
@@ -227,7 +227,7 @@ def test_a_request_that_grows_faster_than_it_is_copied_still_moves() -> None:
         assert rounds == MAX_ROUNDS
 
 
-def test_every_command_of_a_move_by_kv_says_all_that_its_worker_needs() -> None:
+def test_every_command_of_a_kv_move_is_self_contained() -> None:
     """The destination pulls from this source, these blocks, at this rate, under this lease."""
     talk = Talk(paces=PACES)
     assert (talk.told.worker, talk.migration.via, talk.migration.reason) == (SOURCE, Via.KV, "")
@@ -247,8 +247,8 @@ def test_every_command_of_a_move_by_kv_says_all_that_its_worker_needs() -> None:
     assert talk.actions[1:] == [HandOver(4)]
 
 
-def test_a_move_that_ended_well_tells_what_it_took_and_no_reason() -> None:
-    """The figures of the log line and of the metrics: copies that had nothing to do are no rounds."""
+def test_a_successful_move_reports_its_cost_and_no_reason() -> None:
+    """The figures of the log line and the metrics: copies that had nothing to do are no rounds."""
     talk = Talk()
     talk.describe(10)
     talk.reserved()
@@ -265,8 +265,8 @@ def test_a_move_that_ended_well_tells_what_it_took_and_no_reason() -> None:
 
 
 @pytest.mark.parametrize(("via", "reason"), [(None, "no room"), (Via.KV, "no room"), (Via.TOKENS, "too long")])
-def test_a_request_that_can_go_by_no_way_says_why(via: Via | None, reason: str) -> None:
-    """Of the way that was asked for, or of the better one; the other way is tried only where none was asked for."""
+def test_a_request_that_cannot_move_says_why(via: Via | None, reason: str) -> None:
+    """For the way that was requested, or the better one; the other is tried only if none was requested."""
     refusals = {Via.KV: "no room", Via.TOKENS: "too long"}
     refused = Talk(via)
     refused.describe(1, refusals=refusals)
@@ -276,8 +276,8 @@ def test_a_request_that_can_go_by_no_way_says_why(via: Via | None, reason: str) 
     assert half.migration.state is (MoveState.ENDED if via is Via.KV else MoveState.WARMING)
 
 
-def test_the_first_reason_is_told() -> None:
-    """A worker that cannot thaw after a copy that failed hides not why the copy failed."""
+def test_the_first_reason_is_reported() -> None:
+    """A worker that cannot thaw after a failed copy does not hide why the copy failed."""
     talk = Talk()
     talk.describe(0)
     talk.reserved()
@@ -290,8 +290,8 @@ def test_the_first_reason_is_told() -> None:
     assert late.migration.reason == Sign.LATE.value
 
 
-def test_a_command_that_frees_is_repeated_when_it_is_late_and_only_then() -> None:
-    """The end of the request changes nothing about the release under way; silence does."""
+def test_only_a_late_freeing_command_is_repeated() -> None:
+    """The request's end changes nothing about a release in flight; silence does."""
     talk = Talk()
     talk.describe(0)
     talk.reserved()
@@ -307,7 +307,7 @@ FOLLOWED_S = DEADLINES_S[MoveState.FOLLOWING]
 
 
 def followed() -> Talk:
-    """A prompt whose first two blocks are copied."""
+    """Return a prompt whose first two blocks are copied."""
     talk = Talk(Via.KV, after=True)
     reserve = talk.describe(2, in_prompt=True, step_s=0.5)
     assert isinstance(reserve, say.ReserveBlocks)
@@ -316,8 +316,8 @@ def followed() -> Talk:
     return talk
 
 
-def test_each_chunk_of_a_followed_prompt_is_copied_however_many_there_are() -> None:
-    """No limit of rounds, and not a block is left for later but the last chunk's."""
+def test_each_chunk_of_a_followed_prompt_is_copied() -> None:
+    """No limit of rounds, and only the last chunk's blocks are left for later."""
     talk = followed()
     for blocks in range(3, 3 + 2 * MAX_ROUNDS):
         copy = talk.describe(blocks, in_prompt=True)
@@ -327,8 +327,8 @@ def test_each_chunk_of_a_followed_prompt_is_copied_however_many_there_are() -> N
     assert isinstance(talk.hear(say.RequestFrozen), say.AttachRequest)
 
 
-def test_a_prompt_that_waits_is_followed_for_a_while_and_no_longer() -> None:
-    """What the source says every few seconds is no progress: the room at the destination is not held for ever."""
+def test_a_waiting_prompt_is_followed_for_a_limited_time() -> None:
+    """The source's periodic messages are no progress: room at the destination is not held forever."""
     talk = followed()
     began_s, deadline_s = 5.0 + talk.migration.number - 1, talk.told.deadline_s
     assert deadline_s == FOLLOWED_S + 0.5
@@ -341,14 +341,14 @@ def test_a_prompt_that_waits_is_followed_for_a_while_and_no_longer() -> None:
 
 
 def test_a_preempted_prompt_is_copied_again() -> None:
-    """Its blocks are others: those that were copied are worth nothing."""
+    """It gets new blocks: the copied ones are worth nothing."""
     talk = followed()
     assert talk.describe(0, epoch=1, in_prompt=True).beyond == 0
     assert talk.describe(1, epoch=1, in_prompt=True).block_epoch == 1
 
 
-def test_a_prompt_that_ends_before_it_is_looked_at_again_moves_like_any_request() -> None:
-    """Its last chunk is copied while it decodes on, and only then is it frozen."""
+def test_a_prompt_that_ends_between_two_looks_moves_like_any_request() -> None:
+    """Its last chunk is copied while it decodes, and only then is it frozen."""
     talk = followed()
     assert isinstance(talk.describe(9), say.CopyBlocks)
     assert talk.copied(7).beyond is None

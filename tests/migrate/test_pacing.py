@@ -10,7 +10,7 @@ SLICES = st.lists(st.tuples(st.integers(1, 512), st.floats(0.0, 0.5)), min_size=
 
 
 @given(st.floats(1.0, 50_000.0), SLICES)
-def test_no_stretch_of_time_holds_more_than_the_rate_and_a_slice(rate: float, slices: list[tuple[int, float]]) -> None:
+def test_no_interval_exceeds_the_rate_by_more_than_a_slice(rate: float, slices: list[tuple[int, float]]) -> None:
     """However long slices are wanted and whenever they could begin, others lose no more than the boundary says."""
     pace, now_s, begun = SlicePace(rate, BLOCK), 0.0, []
     for blocks, late_s in slices:
@@ -26,7 +26,7 @@ def test_no_stretch_of_time_holds_more_than_the_rate_and_a_slice(rate: float, sl
 
 @given(st.floats(1.0, 50_000.0), st.integers(1, 512))
 def test_a_slice_is_whole_blocks_of_one_window(rate: float, blocks: int) -> None:
-    """Only whole blocks are kept; and one long slice would be the very burst that pacing is against."""
+    """Only whole blocks are kept; and one long slice would be the very burst that pacing prevents."""
     tokens = SlicePace(rate, BLOCK).slice_tokens(blocks * BLOCK)
     assert tokens % BLOCK == 0
     assert BLOCK <= tokens <= max(rate * WINDOW_S, BLOCK)
@@ -39,7 +39,7 @@ def test_without_a_rate_slices_follow_one_another() -> None:
     assert (pace.slice_tokens(8192), pace.due_s) == (8192, 7.0)
 
 
-def test_the_next_slice_is_due_when_this_one_has_had_its_time() -> None:
+def test_the_next_slice_is_due_when_this_one_s_time_is_over() -> None:
     """The first at once."""
     pace = SlicePace(100.0, BLOCK)
     assert pace.due_s == 0.0

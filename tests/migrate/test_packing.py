@@ -12,7 +12,7 @@ COMPUTE: Bin = ("tokens", "d")
 
 @st.composite
 def candidates(draw: st.DrawFn, most: int) -> list[Candidate]:
-    """Moves from two sources to one destination, a few of them larger than a bin."""
+    """Draw moves from two sources to one destination, a few of them larger than a bin."""
     drawn = []
     for _ in range(draw(st.integers(1, most))):
         link, kv, tokens = draw(st.sampled_from(LINKS)), draw(st.integers(1, 12)), draw(st.integers(1, 12))
@@ -26,7 +26,7 @@ USED = st.fixed_dictionaries({name: st.sampled_from([0, 0, 3, size]) for name, s
 
 
 def is_allowed(choice: Choice, used: dict[Bin, int]) -> bool:
-    """The law of the bins, written down a second time."""
+    """State the law of the bins independently."""
     for name, boundary in BOUNDARIES.items():
         costs = [way.cost for way in choice if way is not None and name in way.bins]
         alone = len(costs) == 1 and used[name] == 0
@@ -37,13 +37,13 @@ def is_allowed(choice: Choice, used: dict[Bin, int]) -> bool:
 
 @given(candidates(most=12), USED)
 def test_a_boundary_is_never_exceeded(moves: list[Candidate], used: dict[Bin, int]) -> None:
-    """No link and no worker exceeds its boundary."""
+    """Neither a link's nor a worker's."""
     assert is_allowed(divide(moves, Bins(BOUNDARIES.__getitem__, used)), used)
 
 
 @given(candidates(most=15), USED)
 def test_nothing_that_would_still_fit_is_left_out(moves: list[Candidate], used: dict[Bin, int]) -> None:
-    """A link is not idle while somebody waits for it, however many they are."""
+    """A link is not idle while any move waits for it."""
     choice = divide(moves, Bins(BOUNDARIES.__getitem__, used))
     for index, move in enumerate(moves):
         for way in move.ways if choice[index] is None else ():
@@ -51,13 +51,13 @@ def test_nothing_that_would_still_fit_is_left_out(moves: list[Candidate], used: 
 
 
 @given(candidates(most=10), USED)
-def test_the_same_moves_are_divided_in_the_same_way(moves: list[Candidate], used: dict[Bin, int]) -> None:
+def test_equal_moves_are_divided_equally(moves: list[Candidate], used: dict[Bin, int]) -> None:
     """The simulator shows what the daemon does."""
     first, second = (divide(moves, Bins(BOUNDARIES.__getitem__, used)) for _ in range(2))
     assert first == second
 
 
-def test_what_is_over_sooner_is_the_first_choice() -> None:
+def test_the_faster_way_is_the_first_choice() -> None:
     """Alone, a short request over a slow link goes by its tokens, and over a fast one by its KV."""
     free = Bins(BOUNDARIES.__getitem__, {})
     for kv_epochs, bin_name in ((3.0, "tokens"), (0.5, "kv")):
@@ -67,7 +67,7 @@ def test_what_is_over_sooner_is_the_first_choice() -> None:
         assert way.bins[0][0] == bin_name
 
 
-def test_one_that_cannot_wait_goes_before_two_that_can() -> None:
+def test_one_urgent_move_goes_before_two_that_can_wait() -> None:
     """An overflow within the epoch costs a preemption; two moves in the next epoch cost nothing."""
     calm = [Candidate((Way((COMPUTE,), 4, 1.0),), pressing=False)] * 2
     urgent = Candidate((Way((COMPUTE,), 8, 2.0),), pressing=True)
@@ -81,7 +81,7 @@ def test_a_move_larger_than_a_boundary_goes_alone() -> None:
     assert divide([large], Bins(BOUNDARIES.__getitem__, {COMPUTE: 1})) == (None,)
 
 
-def test_a_closed_bin_takes_nobody() -> None:
+def test_a_closed_bin_accepts_no_move() -> None:
     """Bins kept for a move that has waited too long are not given to others."""
     small = Candidate((Way((COMPUTE,), 1, 0.1),), pressing=True)
     assert divide([small], Bins(BOUNDARIES.__getitem__, {}, [COMPUTE])) == (None,)

@@ -44,7 +44,7 @@ def test_a_bin_holds_what_was_measured_of_it(name: Bin, holds: int) -> None:
     assert paths.boundary(name, MEASURED, {W1: 1}) == holds
 
 
-def test_a_copy_crosses_its_link_both_ports_and_what_its_pair_shares() -> None:
+def test_a_copy_uses_its_link_both_ports_and_its_pair_s_segments() -> None:
     """And nothing that other pairs share."""
     kv = (Via.KV, W0, W1), ("out", W0), ("in", W1), ("shared", "bridge")
     assert paths.path(MEASURED, W0, W1) == kv

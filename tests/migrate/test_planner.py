@@ -1,4 +1,4 @@
-"""The planner over many epochs: boundaries hold on average, nobody starves, and what waits is known with its cause."""
+"""The planner over many epochs: boundaries hold on average, no move starves, and waiting moves name their cause."""
 
 import math
 from collections import defaultdict
@@ -23,7 +23,7 @@ WAYS = st.sampled_from([(Via.KV, Via.TOKENS), KV, TOKENS])
 
 
 def wanted(name: str, kv_bytes: int = 10, tokens: int = 5, **rest: object) -> Wanted:
-    """A move of w0's to w1."""
+    """Return a move from w0 to w1."""
     facts = {"source": WorkerId("w0"), "destination": WorkerId("w1"), **rest}
     return Wanted(request=RequestId(name), kv_bytes=kv_bytes, tokens=tokens, **facts)  # type: ignore[arg-type]
 
@@ -44,7 +44,7 @@ def ways(starts: tuple[Start, ...]) -> dict[str, Via]:
 # -- by KV or by tokens ----------------------------------------------------------------------------------------------
 
 
-def test_what_the_link_cannot_take_goes_by_its_tokens() -> None:
+def test_what_the_link_cannot_take_goes_by_tokens() -> None:
     """An epoch's moves are spread over both resources before any of them waits."""
     planner = Planner(LIMITS)
     ask(planner, wanted("a", 60, 15), wanted("b", 60, 15), wanted("c", 60, 15))
@@ -61,7 +61,7 @@ def test_an_operator_s_choice_and_a_closed_link_are_obeyed() -> None:
     assert ways(planner.epoch(BUSY).starts) == {"a": Via.KV, "b": Via.TOKENS}
 
 
-def test_the_most_urgent_goes_first() -> None:
+def test_the_most_urgent_move_goes_first() -> None:
     """The source that overflows first is relieved first, whichever asked first."""
     planner = Planner(LIMITS)
     ask(planner, wanted("calm", 80, ways=KV), wanted("soon", 80, ways=KV, urgency_s=3.0))
@@ -74,14 +74,14 @@ def test_the_most_urgent_goes_first() -> None:
 
 
 def test_other_destinations_do_not_wait() -> None:
-    """A worker that is full of others' prefill holds nobody up who goes elsewhere."""
+    """A worker that is full of others' prefill does not delay moves to other workers."""
     planner = Planner(LIMITS)
     ask(planner, *[wanted(f"r{n}", 10**6, 20, ways=TOKENS) for n in range(3)])
     ask(planner, wanted("elsewhere", 10**6, 20, ways=TOKENS, destination=WorkerId("w2")))
     assert names(planner.epoch(BUSY).starts) == ["r0", "elsewhere"]
 
 
-def test_a_move_cannot_wait_if_its_source_overflows_soon_or_it_has_waited_long() -> None:
+def test_a_move_cannot_wait_if_its_source_overflows_soon_or_it_is_old() -> None:
     """Two epochs of warning, or ten of patience; an operator is not kept waiting either."""
     planner = Planner(LIMITS)
     for urgency_s, epochs, asked, pressing in (
@@ -94,7 +94,7 @@ def test_a_move_cannot_wait_if_its_source_overflows_soon_or_it_has_waited_long()
         assert planner.is_pressing(deferred) is pressing
 
 
-def test_a_planner_is_idle_while_nothing_waits_and_nothing_is_under_way() -> None:
+def test_a_planner_without_waiting_or_running_moves_is_idle() -> None:
     """Only then need nobody ask how busy the workers are."""
     planner = Planner(LIMITS)
     assert planner.is_idle
@@ -114,7 +114,7 @@ def test_a_planner_is_idle_while_nothing_waits_and_nothing_is_under_way() -> Non
 
 
 def test_an_idle_destination_prefills_more() -> None:
-    """Where nobody decodes, nobody is disturbed."""
+    """Where nothing decodes, nothing is disturbed."""
     planner = Planner(LIMITS)
     ask(planner, *[wanted(f"r{n}", 10**6, 20, ways=TOKENS) for n in range(3)])
     assert names(planner.epoch({}).starts) == ["r0", "r1"]
@@ -123,7 +123,7 @@ def test_an_idle_destination_prefills_more() -> None:
 # -- between epochs --------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_wait_begins_at_once_if_there_is_room() -> None:
+def test_an_urgent_move_starts_at_once_if_there_is_room() -> None:
     """An operator, or a worker about to overflow, does not wait for the epoch; everything else does."""
     planner = Planner(LIMITS)
     planner.epoch(BUSY)
@@ -134,8 +134,8 @@ def test_what_cannot_wait_begins_at_once_if_there_is_room() -> None:
     assert {d.wanted.request: d.cause for d in planner.waiting.values()} == {"calm": Cause.EPOCH, "late": Cause.LINK}
 
 
-def test_what_is_on_its_way_still_takes_its_place() -> None:
-    """A move that takes several epochs is not joined by as many again in each of them."""
+def test_a_move_under_way_still_takes_its_share() -> None:
+    """A move over several epochs is not joined by as many more in each of them."""
     planner = Planner(LIMITS)
     ask(planner, wanted("a", 70, ways=KV), wanted("b", 70, ways=KV))
     assert names(planner.epoch(BUSY).starts) == ["a"]
@@ -146,7 +146,7 @@ def test_what_is_on_its_way_still_takes_its_place() -> None:
 
 
 def test_a_large_move_is_booked_for_as_many_epochs_as_it_needs() -> None:
-    """A move above the boundary may begin, as it must at some time; the average load of the link stays within it."""
+    """A move above the boundary may begin, as it must at some time; the link's average load stays within it."""
     planner = Planner(LIMITS)
     ask(planner, wanted("large", 250, ways=KV))
     assert names(planner.epoch(BUSY).starts) == ["large"]
@@ -158,8 +158,8 @@ def test_a_large_move_is_booked_for_as_many_epochs_as_it_needs() -> None:
 # -- nobody is forgotten ---------------------------------------------------------------------------------------------
 
 
-def test_a_large_move_is_not_kept_out_by_small_ones_for_ever() -> None:
-    """Small urgent moves that never leave the link empty must let the large one pass some time."""
+def test_small_moves_do_not_starve_a_large_one() -> None:
+    """Small urgent moves that never leave the link empty must let it pass eventually."""
     patience = PlannerSettings().patience
     planner = Planner(LIMITS)
     ask(planner, wanted("large", 250, ways=KV))
@@ -178,8 +178,8 @@ def test_a_large_move_is_not_kept_out_by_small_ones_for_ever() -> None:
     raise AssertionError("it never began")
 
 
-def test_a_move_that_has_waited_too_long_is_given_up() -> None:
-    """The move is outdated: the scheduler hears of it and may decide again."""
+def test_a_move_that_has_waited_too_long_is_dropped() -> None:
+    """It is outdated: the scheduler hears of it and may decide again."""
     planner = Planner(LIMITS, PlannerSettings(give_up=5))
     ask(planner, wanted("first", 80, ways=KV), wanted("second", 80, ways=KV))
     plans = [planner.epoch(BUSY) for _ in range(7)]  # the first never ends
@@ -187,7 +187,7 @@ def test_a_move_that_has_waited_too_long_is_given_up() -> None:
     assert not planner.waiting
 
 
-def test_a_request_or_a_worker_that_is_gone_waits_no_more() -> None:
+def test_moves_of_a_lost_request_or_worker_are_dropped() -> None:
     """No move starts for a lost worker, and the planner returns each dropped move."""
     planner = Planner(LIMITS)
     ask(planner, wanted("ended"), wanted("to"), wanted("from", source=WorkerId("w1"), destination=WorkerId("w2")))
@@ -198,7 +198,7 @@ def test_a_request_or_a_worker_that_is_gone_waits_no_more() -> None:
     assert names(planner.epoch(BUSY).starts) == ["stays"]
 
 
-def test_a_move_is_planned_with_its_present_size() -> None:
+def test_a_move_is_planned_with_its_current_size() -> None:
     """Requests grow while they wait."""
     planner = Planner(LIMITS)
     ask(planner, wanted("a", 60, ways=KV), wanted("b", 40, ways=KV))
@@ -209,8 +209,8 @@ def test_a_move_is_planned_with_its_present_size() -> None:
     assert (start.wanted.kv_bytes, start.wanted.tokens, start.via) == (45, 6, Via.TOKENS)
 
 
-def test_a_destination_that_is_not_ready_is_waited_for() -> None:
-    """A worker that is still waking gets its requests when it is there, and others are not held up by that."""
+def test_a_move_waits_for_a_destination_that_is_not_ready() -> None:
+    """A waking worker gets its requests once it is ready, and other moves are not delayed."""
     planner = Planner(LIMITS)
     ask(planner, wanted("a", 60, ways=()))
     for _ in range(PlannerSettings().patience + 2):
@@ -237,7 +237,7 @@ EPOCHS = st.lists(st.tuples(st.lists(MOVES, max_size=4), st.integers(0, 3)), min
 
 
 class History:
-    """Plays epochs and keeps a book of its own: what began in which bin, and when."""
+    """Plays epochs and keeps its own book: what began in which bin, and when."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         self.planner = Planner(LIMITS, settings)
@@ -249,7 +249,7 @@ class History:
         self.epochs = 0
 
     def epoch(self, moves: list[tuple], lasting: int) -> None:  # type: ignore[type-arg]
-        """One epoch: what ends now, the plan, then what is asked for before the next."""
+        """Play one epoch: what ends now, the plan, then the requests before the next."""
         for request in self.ends.pop(self.epochs, []):
             self.planner.ended(request)
         plan = self.planner.epoch(BUSY)
@@ -288,7 +288,7 @@ class History:
 
 
 @given(EPOCHS)
-def test_over_any_stretch_of_epochs_no_boundary_is_exceeded(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_no_boundary_is_exceeded_over_any_run_of_epochs(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """Moves begun in n epochs cost at most n boundaries plus the excess of the last large move."""
     history = History(PlannerSettings())
     for moves, lasting in epochs:
@@ -318,7 +318,7 @@ def test_every_move_begins_although_others_keep_coming(epochs: list[tuple]) -> N
 
 
 @given(EPOCHS)
-def test_a_move_that_was_asked_for_begins_waits_or_is_given_up(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_a_requested_move_begins_waits_or_is_dropped(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """The scheduler counts a move on both workers until it hears of it: none may be lost on the way."""
     history = History(PlannerSettings(patience=2, give_up=4))
     for moves, lasting in epochs:
@@ -331,7 +331,7 @@ def test_a_move_that_was_asked_for_begins_waits_or_is_given_up(epochs: list[tupl
 
 
 @given(EPOCHS)
-def test_the_same_history_gives_the_same_plans(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_equal_histories_give_equal_plans(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
     """A recorded day can be replayed."""
     books = []
     for _ in range(2):

@@ -62,7 +62,7 @@ def test_the_paper_s_figure_9() -> None:
     assert ways["c"] is Via.KV  # from the other side of the switch: it shares with them the port of GPU 4 alone
 
 
-def test_what_waits_for_a_switch_says_so() -> None:
+def test_a_move_that_waits_for_a_switch_says_so() -> None:
     """An operator who sees an idle link must not wonder why nothing goes over it."""
     planner, ways = planned(FIGURE_9, wanted("a", 1, 4, 60, ways=KV), wanted("b", 2, 3, 60, ways=KV))
     assert ways == {"a": Via.KV}
@@ -84,7 +84,7 @@ def test_one_source_shares_its_port_among_its_destinations() -> None:
 
 
 def test_a_move_larger_than_a_boundary_is_paced_by_the_narrowest_segment() -> None:
-    """The move takes as many epochs as it needs, its segment stays full, and wider ones have room for others."""
+    """It takes as many epochs as it needs, its segment stays full, and wider ones have room for others."""
     planner = Planner(FIGURE_9)
     planner.ask(wanted("large", 1, 4, 250, ways=KV), 0.0)
     (start,) = planner.epoch(BUSY).starts
@@ -96,8 +96,8 @@ def test_a_move_larger_than_a_boundary_is_paced_by_the_narrowest_segment() -> No
     assert begun == [["same port"], ["same switch"], []]  # 250 bytes are 100, 100 and 50
 
 
-def test_tokens_are_reckoned_with_at_the_destination_s_present_load() -> None:
-    """A busy worker prefills for others ten times as slowly as an idle one: then the link is over sooner."""
+def test_moves_by_tokens_count_the_destination_s_current_load() -> None:
+    """A busy worker prefills for others ten times as slowly as an idle one: then the link is faster."""
     limits = Boundaries(epoch_s=0.1, other_link_bytes=LINK, other_prefill=Prefill(10 * COMPUTE, COMPUTE))
     for batches, way in (({}, Via.TOKENS), (BUSY, Via.KV)):
         planner = Planner(limits)
@@ -115,7 +115,7 @@ EPOCHS = st.lists(st.tuples(st.lists(MOVES, max_size=5), st.integers(0, 3)), min
 
 
 class Book:
-    """Second book of each bin's load in each epoch, with every move paced as the planner says."""
+    """Independent book of each bin's load in each epoch, with every move paced as the planner says."""
 
     def __init__(self) -> None:
         self.drawn: Counter[tuple[int, tuple[str, ...]]] = Counter()
@@ -132,8 +132,8 @@ class Book:
 
 
 @given(EPOCHS)
-def test_no_segment_is_asked_for_more_than_its_boundary_in_any_epoch(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
-    """Whatever is asked for, in whatever order: what decodes beside the copies is not disturbed."""
+def test_no_segment_exceeds_its_boundary_in_any_epoch(epochs: list[tuple]) -> None:  # type: ignore[type-arg]
+    """Whatever is requested, in whatever order: decodes beside the copies are not disturbed."""
     planner, book, ends = Planner(FIGURE_9), Book(), Counter[RequestId]()
     for number, (moves, lasting) in enumerate(epochs):
         for request in [one for one, end in ends.items() if end == number]:
@@ -149,7 +149,7 @@ def test_no_segment_is_asked_for_more_than_its_boundary_in_any_epoch(epochs: lis
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.lists(MOVES, min_size=1, max_size=6))
-def test_every_move_over_shared_segments_begins_some_time(moves: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_every_move_over_shared_segments_begins_eventually(moves: list[tuple]) -> None:  # type: ignore[type-arg]
     """Small moves that keep coming over the same switch starve nobody."""
     planner = Planner(FIGURE_9)
     for index, ((source, destination), kv_bytes, tokens, ways) in enumerate(moves):

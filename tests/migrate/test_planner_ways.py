@@ -12,20 +12,20 @@ from tests.migrate.test_planner import BUSY, COMPUTE, IDLE_COMPUTE, LIMITS, LINK
     ("kv_bytes", "tokens", "way"),
     [(2 * LINK, IDLE_COMPUTE, Via.TOKENS), (LINK, 2 * IDLE_COMPUTE, Via.KV), (LINK, IDLE_COMPUTE, Via.KV)],
 )
-def test_the_first_way_is_the_one_that_is_over_sooner(kv_bytes: int, tokens: int, way: Via) -> None:
+def test_the_first_way_is_the_faster_one(kv_bytes: int, tokens: int, way: Via) -> None:
     """What `melld migrate` shows before the move has begun."""
     planner = Planner(LIMITS)
     assert planner.first_way(wanted("a", kv_bytes, tokens)) is way
 
 
 def test_a_move_without_a_way_is_shown_as_one_by_kv() -> None:
-    """Its destination is not ready yet; what waits has a way of its own where it has any."""
+    """Its destination is not ready yet; a waiting move shows its own way where it has one."""
     assert Planner(LIMITS).first_way(wanted("a", ways=())) is Via.KV
     assert Planner(LIMITS).first_way(wanted("a", ways=TOKENS)) is Via.TOKENS
 
 
-def test_a_source_that_overflows_within_two_epochs_cannot_wait() -> None:
-    """Also at the very end of the second; nor can a move that has lost its patience, or that somebody asked for."""
+def test_a_move_cannot_wait_if_its_source_overflows_within_two_epochs() -> None:
+    """Even at the very end of the second; nor can one that is out of patience, or requested by somebody."""
     planner = Planner(LIMITS)
     edge_s = planner.settings.pressing * LIMITS.epoch_s
     for move, pressing in ((wanted("a", urgency_s=edge_s), True), (wanted("a", urgency_s=edge_s * 1.01), False)):
@@ -35,8 +35,8 @@ def test_a_source_that_overflows_within_two_epochs_cannot_wait() -> None:
     assert planner.is_pressing(Deferred(wanted("a", asked=True), 0.0))
 
 
-def test_what_waits_is_known_with_the_time_since_when() -> None:
-    """`melld status` shows how long each has waited; asking again begins anew, at the end of the queue."""
+def test_a_waiting_move_shows_since_when() -> None:
+    """`melld status` shows how long each has waited; asking again restarts at the end of the queue."""
     planner = Planner(LIMITS)
     planner.ask(wanted("a"), 3.0)
     planner.ask(wanted("b"), 4.0)
@@ -47,8 +47,8 @@ def test_what_waits_is_known_with_the_time_since_when() -> None:
     ]
 
 
-def test_a_move_that_was_dropped_never_begins() -> None:
-    """Dropped twice is dropped once; nobody counts the workers before the first epoch."""
+def test_a_dropped_move_never_begins() -> None:
+    """Dropping twice is dropping once; nobody counts the workers before the first epoch."""
     planner = Planner(LIMITS)
     planner.ask(wanted("a", COMPUTE), 0.0)
     dropped = planner.drop(RequestId("a"))

@@ -1,4 +1,4 @@
-"""Chats that begin alike: vLLM keeps their beginning once, and so does what melld thinks of a worker's memory."""
+"""Chats with a common beginning: vLLM keeps it once, and melld counts it once."""
 
 from melld.kvstore.geometry import KvGeometry
 from tests.migrate.live import Bench, Stream
@@ -13,7 +13,7 @@ def preemptions(bench: Bench) -> str:
 
 
 def test_chats_with_one_long_system_prompt_run_at_once(bench: Bench) -> None:
-    """Counted in full they would be more than both workers have; none waits for another's end, none is preempted."""
+    """Counted in full they would exceed both workers; none waits for another's end, none is preempted."""
     before = preemptions(bench)
     streams = []
     for number in range(CHATS):

@@ -33,7 +33,7 @@ def test_a_snapshot_survives_its_encoding() -> None:
 
 @given(st.integers(0, 12), st.lists(st.integers(0, 6), max_size=5))
 def test_rounds_copy_each_block_once(reused: int, growth: list[int]) -> None:
-    """However a request grows while it is copied, every block that is not there yet arrives, and arrives once."""
+    """However a request grows during the copy, every missing block arrives, and arrives once."""
     source = tuple(range(100, 150))
     room = reservation(tuple(range(1, 51)), reused=reused)
     plan = CopyPlan(room)
@@ -61,28 +61,28 @@ def test_a_preemption_at_the_source_voids_what_was_copied() -> None:
     assert into == [1, 2]
 
 
-def test_what_a_window_has_left_is_not_copied() -> None:
-    """On either side: the source has dropped it since, or the destination never had room for it."""
+def test_blocks_behind_a_window_are_not_copied() -> None:
+    """On either side: the source has dropped them since, or the destination never had room for them."""
     room = reservation((0, 0, 3, 4))
     blocks, into, _ = CopyPlan(room).missing(((0, 12, 0, 14),), 0, room)
     assert (blocks, into) == ([14], [4])
 
 
 def test_groups_of_blocks_are_copied_together() -> None:
-    """A model with several kinds of layers has several tables of blocks; one pull serves them all."""
+    """A model with several kinds of layers has several block tables; one pull serves them all."""
     room = reservation((1, 2), (3, 4))
     blocks, into, _ = CopyPlan(room).missing(((11, 12), (13,)), 0, room)
     assert (blocks, into) == ([11, 12, 13], [1, 2, 3])
 
 
-def test_each_group_has_blocks_of_its_own_that_need_no_copy() -> None:
-    """Where blocks are of unequal size, a cached prefix is another number of them; a state is always copied."""
+def test_each_group_has_its_own_blocks_that_need_no_copy() -> None:
+    """With unequal block sizes, a cached prefix is another number of them; a state is always copied."""
     room = Reservation(((1, 2, 3, 4), (5, 6), (7,)), (2, 1, 0))
     blocks, into, _ = CopyPlan(room).missing(((11, 12, 13, 14), (15, 16), (17,)), 0, room)
     assert (blocks, into) == ([13, 14, 16, 17], [3, 4, 6, 7])
 
 
-def test_a_refusal_names_the_request_and_the_status_of_the_answer() -> None:
-    """An operator who asked for the move reads which request cannot be moved, and why."""
+def test_a_refusal_names_the_request_and_the_response_s_status() -> None:
+    """An operator who requested the move reads which request cannot move, and why."""
     error = MoveRefused("r", MoveRefusal.POOLING)
     assert (str(error), error.status) == ("request r cannot be moved: it is an embedding or scoring request", 409)

@@ -1,4 +1,4 @@
-"""A daemon that serves a model with states: moved, handed over or killed, its requests answer as if nothing were."""
+"""A daemon with a model that keeps states: moved, handed over or killed, requests answer as if nothing happened."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def _left_as_it_was(bench: Bench) -> Iterator[None]:
 
 
 def check(stream: Stream, unmoved: Any) -> None:
-    """The client cannot tell, but for the last digits of log-probabilities."""
+    """Check that the client cannot tell, up to the last digits of log-probabilities."""
     answer = stream.result()
     assert answer.error is None
     assert answer.usage == unmoved.usage
@@ -48,8 +48,8 @@ def check(stream: Stream, unmoved: Any) -> None:
 @pytest.mark.parametrize(
     "name", [name if name in HERE else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
-def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None:
-    """By KV its state comes with it; by tokens it is computed anew."""
+def test_a_moved_answer_is_unchanged(bench: Bench, name: str, via: str) -> None:
+    """By KV its state comes with it; by tokens it is recomputed."""
     unmoved = bench.unmoved(name)
     with bench.slowed():
         stream = bench.stream(name)
@@ -58,8 +58,8 @@ def test_a_moved_answer_is_the_answer(bench: Bench, name: str, via: str) -> None
     check(stream, unmoved)
 
 
-def test_a_request_handed_over_after_its_first_token_answers_as_ever(bench: Bench) -> None:
-    """What a prefill worker does with each: the state of the whole prompt is copied while nobody waits but one step."""
+def test_a_hand_over_after_the_first_token_leaves_the_answer_unchanged(bench: Bench) -> None:
+    """What a prefill worker does with each: the whole prompt's state is copied at the cost of one step."""
     unmoved = bench.unmoved("long prompt")
     with slowed(bench.faults, CHUNK_S):
         stream, one = bench.seen_prefilling(bench.body("long prompt"), "handed over")
@@ -69,7 +69,7 @@ def test_a_request_handed_over_after_its_first_token_answers_as_ever(bench: Benc
     check(stream, unmoved)
 
 
-def test_many_moves_at_once_leave_every_answer_as_it_was(bench: Bench) -> None:
+def test_many_moves_at_once_leave_every_answer_unchanged(bench: Bench) -> None:
     """A worker is emptied: all go, each with its own state, and come back."""
     names = ["greedy", "seeded", "penalties", "n", "min_tokens"]
     bench.learn(names)
@@ -84,8 +84,8 @@ def test_many_moves_at_once_leave_every_answer_as_it_was(bench: Bench) -> None:
         check(stream, bench.unmoved(name))
 
 
-def test_prefixes_are_found_again_with_their_states(bench: Bench) -> None:
-    """A chat that goes on says what it says to whom no cache can help."""
+def test_cached_prefixes_are_found_with_their_states(bench: Bench) -> None:
+    """A continued chat answers as without a cache."""
     prompt = [5 + 7 * number % 2000 for number in range(700)]
     for tokens in (700, 400, 650, 200, 699):
         body = {"prompt": prompt[:tokens], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -94,8 +94,8 @@ def test_prefixes_are_found_again_with_their_states(bench: Bench) -> None:
         assert found.choices[0].text == alone.choices[0].text
 
 
-def test_killed_workers_requests_go_on(bench: Bench) -> None:
-    """With the worker its states are gone: they are computed anew elsewhere."""
+def test_a_killed_worker_s_requests_continue(bench: Bench) -> None:
+    """With the worker its states are gone: they are recomputed elsewhere."""
     names = ["long", "seeded"]
     bench.learn(names)
     with bench.slowed():

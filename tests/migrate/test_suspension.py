@@ -1,4 +1,4 @@
-"""A low request that gives its worker to a high one: its client gets the tokens of an undisturbed run."""
+"""A low-priority request gives way to a high-priority one: its client gets the tokens of an undisturbed run."""
 
 import os
 import signal
@@ -33,37 +33,37 @@ ROUNDING = 1e-4
 
 
 class Lone(Bench):
-    """A daemon of one worker that runs one request at a time, and what it answers to the undisturbed."""
+    """A daemon of one worker that runs one request at a time, and its undisturbed answers."""
 
     def alone(self, name: str) -> Answer:
-        """The answer to the low one by itself."""
+        """Return the low-priority request's answer when alone."""
         if name not in self._unmoved:
             self._unmoved[name] = Stream(self.daemon, low(name)).result()
         return self._unmoved[name]
 
     def urgent_alone(self) -> Answer:
-        """The answer to the high one by itself."""
+        """Return the high-priority request's answer when alone."""
         if "urgent" not in self._unmoved:
             self._unmoved["urgent"] = Stream(self.daemon, URGENT).result()
         return self._unmoved["urgent"]
 
     def decoding(self, name: str) -> Stream:
-        """A run of the low one that has begun to answer."""
+        """Return a run of the low-priority request that has begun to answer."""
         stream = Stream(self.daemon, low(name))
         self.operator.wait_request(lambda found: found["output_tokens"] >= 8)
         return stream
 
     def suspended(self) -> dict[str, Any]:
-        """The status of the request that has been suspended."""
+        """Return the status of the suspended request."""
         found: dict[str, Any] = self.operator.wait_request(lambda one: one["suspensions"])
         return found
 
     def kill(self) -> None:
-        """The worker, from outside."""
+        """Kill the worker from outside."""
         os.kill(self.operator.status()["workers"][0]["pid"], signal.SIGKILL)
 
     def suspensions(self) -> int:
-        """How many the daemon has counted."""
+        """Return how many the daemon has counted."""
         [line] = [line for line in self.daemon.get("/metrics").splitlines() if line.startswith("melld_suspensions_to")]
         counted = int(float(line.split()[-1]))
         assert counted == self.operator.status()["suspensions"]
@@ -71,12 +71,12 @@ class Lone(Bench):
 
 
 def assert_same(stream: Stream, expected: Answer) -> None:
-    """The client cannot tell, but for the last digits of log-probabilities: states are computed again by other sums."""
+    """Check that the client cannot tell; recomputed states may change a log-probability's last digits."""
     assert alike(asdict(stream.result()), asdict(expected), ROUNDING)
 
 
 def low(name: str) -> dict[str, Any]:
-    """The case, asked for by somebody in no hurry."""
+    """Return the case, sent with low priority."""
     return BODIES[name] | {"priority": 1}
 
 
@@ -84,7 +84,7 @@ def low(name: str) -> dict[str, Any]:
 def daemon(
     demo_model: Path, model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, request: Any
 ) -> Iterator[Lone]:
-    """Its decisions are audited and made again; also with a model that keeps states."""
+    """A daemon whose decisions are audited and replayed; also with a model that keeps states."""
     model = demo_model if request.param == "demo" else model_of(request.param)
     log = tmp_path_factory.mktemp("suspension") / "decisions.jsonl"
     flags = [*THINKS, "--device", "cpu:1", "--kv-bytes", "64MiB", "--set", f'scheduler.decision_log="{log}"']
@@ -103,7 +103,7 @@ def daemon(
 
 @pytest.fixture
 def lone(daemon: Lone) -> Iterator[Lone]:
-    """Left idle, with its worker ready and no fault in wait."""
+    """The daemon, left idle, with its worker ready and no pending fault."""
     yield daemon
     assert not list(daemon.faults.iterdir())
     daemon.operator.wait_ready()
@@ -113,7 +113,7 @@ def lone(daemon: Lone) -> Iterator[Lone]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in HERE else pytest.mark.long) for name in BODIES]
 )
-def test_a_suspended_answer_is_the_answer(lone: Lone, name: str) -> None:
+def test_a_suspended_answer_is_unchanged(lone: Lone, name: str) -> None:
     """Text, log-probabilities, also the prompt's, finish reason and usage: the client cannot tell."""
     low_alone, high_alone, before = lone.alone(name), lone.urgent_alone(), lone.suspensions()
     with lone.slowed():
@@ -130,7 +130,7 @@ def test_a_suspended_answer_is_the_answer(lone: Lone, name: str) -> None:
     "killed", [pytest.param(step, marks=() if step in FEW else pytest.mark.long) for step in KILLED]
 )
 def test_a_worker_killed_at_any_step_of_a_suspension_costs_no_token(lone: Lone, killed: str) -> None:
-    """Whoever died: both streams end as ever."""
+    """Whichever died, both streams complete."""
     low_alone, high_alone = lone.alone("seeded"), lone.urgent_alone()
     fault = lone.faults / f"w0.{killed}.KILL"
     with lone.slowed():
@@ -150,7 +150,7 @@ def test_a_worker_killed_at_any_step_of_a_suspension_costs_no_token(lone: Lone, 
         assert_same(stream, low_alone)
 
 
-def test_a_request_suspended_while_its_prompt_is_computed_begins_anew(lone: Lone) -> None:
+def test_a_request_suspended_during_prefill_starts_over(lone: Lone) -> None:
     """It has no token yet: its client gets all of them, once."""
     body = low("greedy") | {"messages": LONG, "max_tokens": 30}
     alone = Stream(lone.daemon, body | {"cache_salt": "alone"}).result()
@@ -164,7 +164,7 @@ def test_a_request_suspended_while_its_prompt_is_computed_begins_anew(lone: Lone
 
 
 def test_a_client_that_leaves_while_suspended_leaves_nothing_behind(lone: Lone) -> None:
-    """It is gone from the queue at once, the urgent one goes on, and its story is told."""
+    """It leaves the queue at once, the urgent one goes on, and its story is complete."""
     with lone.slowed():
         stream = lone.decoding("greedy")
         high = Stream(lone.daemon, URGENT)

@@ -31,40 +31,40 @@ class Group:
         self.operator = Operator(daemon)
 
     def pid(self, worker: str) -> int:
-        """The worker's process."""
+        """Return the worker's process."""
         (pid,) = [one["pid"] for one in self.operator.status()["workers"] if one["worker"] == worker]
         return int(pid)
 
     def ranks(self, worker: str) -> list[int]:
-        """The processes of the worker's ranks."""
+        """Return the processes of the worker's ranks."""
         children = with_children(self.pid(worker))[1:]
         return [child for child in children if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text()]
 
     def worker_of(self, stream: Stream) -> str:
-        """Where the stream's request runs."""
+        """Return where the stream's request runs."""
         (request,) = self.operator.requests_of(stream)
         return str(request["worker"])
 
     def slowed(self) -> contextlib.AbstractContextManager[None]:
-        """Within it what runs does not end before it is looked at."""
+        """Within it, nothing completes before it is looked at."""
         return slowed(self.daemon.faults)
 
     def begun(self, case: str) -> Stream:
-        """A stream whose first tokens have come."""
+        """Return a stream whose first tokens have come."""
         stream = Stream(self.daemon, ALL_CASES[case])
         stream.wait_chunks(8)
         return stream
 
 
 def computed_s(pid: int) -> float:
-    """The processor's time that a process has had."""
+    """Return a process's CPU time."""
     words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="module")
 def group(demo_model: Path) -> Iterator[Group]:
-    """Both workers always in use."""
+    """Both workers, always in use."""
     flags = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
     with DaemonProcess(
         demo_model,
@@ -97,12 +97,12 @@ def test_ranks_leave_no_memory_behind(group: Group) -> None:
 
 @pytest.fixture(scope="module")
 def told(daemon: DaemonProcess) -> dict[str, str]:
-    """What one device says."""
+    """Return one device's answers."""
     streams = {name: Stream(daemon, body) for name, body in ALL_CASES.items()}
     return {name: stream.result().choices[0].text for name, stream in streams.items()}
 
 
-def test_two_ranks_say_what_one_device_says(group: Group, told: dict[str, str]) -> None:
+def test_two_ranks_answer_as_one_device(group: Group, told: dict[str, str]) -> None:
     """Whoever has two small cards gets the answers of one large one."""
     assert [worker["device"] for worker in group.operator.status()["workers"]] == ["cpu:0+1", "cpu:2+3"]
     assert [len(group.ranks(worker)) for worker in ("w0", "w1")] == [2, 2]
@@ -112,8 +112,8 @@ def test_two_ranks_say_what_one_device_says(group: Group, told: dict[str, str]) 
     }
 
 
-def test_ranks_that_have_just_answered_leave_the_cores_to_others(group: Group) -> None:
-    """vLLM's would look for the next message without a pause, for a second."""
+def test_idle_ranks_yield_their_cores(group: Group) -> None:
+    """vLLM's own would poll for the next message without a pause, for a second."""
     ranks = [rank for worker in ("w0", "w1") for rank in group.ranks(worker)]
     group.begun("greedy").result()
     began_s, before_s = time.monotonic(), [computed_s(rank) for rank in ranks]
@@ -142,7 +142,7 @@ def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[s
 
 @pytest.mark.long
 def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[str, str]) -> None:
-    """An operator takes a pair of devices out of service: nobody is cut, and both are free until they are wanted."""
+    """A pair of devices leaves service: nobody is cut, and both are free until they are wanted."""
     with group.slowed():
         stream = group.begun("long")
         worker = group.worker_of(stream)
@@ -156,7 +156,7 @@ def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[st
     assert len(group.ranks(worker)) == 2
 
 
-def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group, told: dict[str, str]) -> None:
+def test_a_rank_s_death_is_its_worker_s_and_its_requests_go_on(group: Group, told: dict[str, str]) -> None:
     """vLLM by itself would notice after seconds, and its clients would lose their answers."""
     with group.slowed():
         streams = {case: group.begun(case) for case in ("seeded", "long")}
@@ -173,8 +173,8 @@ def test_the_death_of_a_rank_is_the_workers_and_its_requests_go_on(group: Group,
     assert len(group.ranks(worker)) == 2
 
 
-def test_a_rank_that_is_stopped_costs_its_worker_and_no_token(group: Group, told: dict[str, str]) -> None:
-    """Its worker answers pings, in a step that may take minutes; so the rank itself is looked at."""
+def test_a_stopped_rank_costs_its_worker_and_no_token(group: Group, told: dict[str, str]) -> None:
+    """Its worker answers pings during a step that may take minutes, so the rank itself is watched."""
     with group.slowed():
         streams = {case: group.begun(case) for case in ("seeded", "long")}
         worker = group.worker_of(streams["long"])

@@ -1,4 +1,4 @@
-"""Workers of two ranks that serve what is more than a plain model: each kind is moved and survives its worker."""
+"""Workers of two ranks with more than a plain model: each kind moves and survives its worker."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Kind:
-    """A daemon of two workers with two CPU devices each, and what it says when nothing happens."""
+    """A daemon of two workers with two CPU devices each, and its undisturbed answers."""
 
     def __init__(self, daemon: DaemonProcess, body: dict[str, Any]) -> None:
         self.daemon = daemon
@@ -81,7 +81,7 @@ class Kind:
         self.unmoved = self.begun("unmoved").result().choices[0].text
 
     def begun(self, salt: str) -> Stream:
-        """A stream whose first tokens have come; its blocks are nowhere else."""
+        """Return a stream whose first tokens have come; its blocks are nowhere else."""
         stream = Stream(self.daemon, self.body | {"cache_salt": salt})
         stream.wait_chunks(4)
         return stream
@@ -94,7 +94,7 @@ class Kind:
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
-    """Both workers always in use."""
+    """Both workers, always in use."""
     directory = tmp_path_factory.mktemp("kind")
     own = KINDS[request.param](directory)
     flags = ("--device", "cpu:4", "--set", "devices.per_worker=2", "--set", "migration.checksum=true")
@@ -106,15 +106,15 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_a_request_moves(kind: Kind, via: str) -> None:
-    """The ranks of the destination have the adapter, the drafter's KV or the window's blocks of their own heads."""
+def test_a_request_of_this_kind_moves(kind: Kind, via: str) -> None:
+    """The destination's ranks have the adapter, the drafter's KV or the window's blocks of their own heads."""
     stream = kind.begun(via)
     assert [report["via"] for report in kind.operator.move(stream, via)] == [via]
     kind.check(stream)
 
 
-def test_a_request_survives_its_worker(kind: Kind) -> None:
-    """What it had is computed anew by the ranks of another."""
+def test_a_request_of_this_kind_survives_its_worker(kind: Kind) -> None:
+    """Its data is recomputed by another worker's ranks."""
     stream = kind.begun("killed")
     [one] = kind.operator.requests_of(stream)
     [pid] = [int(w["pid"]) for w in kind.operator.status()["workers"] if w["worker"] == one["worker"]]

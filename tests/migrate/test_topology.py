@@ -1,4 +1,4 @@
-"""From how devices are joined to what their copies share."""
+"""From how devices are connected to what their copies share."""
 
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import GpuLink, Proximity
@@ -25,7 +25,7 @@ def crossing(links: dict[Pair, GpuLink]) -> dict[str, frozenset[Pair]]:
     return {segment.name: segment.pairs for segment in segments_of_gpus(links)}
 
 
-def test_gpus_below_one_switch_share_the_way_out_of_it() -> None:
+def test_gpus_below_one_switch_share_its_uplink() -> None:
     """The paper's Fig. 9: two sources, one switch, one destination behind it."""
     found = crossing(joined())
     assert found["switch of w0, w1, out"] == {(a, b) for a in W[:2] for b in W[2:]}
@@ -33,12 +33,12 @@ def test_gpus_below_one_switch_share_the_way_out_of_it() -> None:
     assert not any((W[0], W[1]) in pairs for pairs in found.values())  # within the switch nothing is shared
 
 
-def test_the_same_pairs_are_counted_once() -> None:
-    """A switch below a host bridge of its own is one way out, not three."""
+def test_equal_sets_of_pairs_are_counted_once() -> None:
+    """A switch below its own host bridge is one uplink, not three."""
     assert len(crossing(joined())) == 2  # out of the one is into the other
 
 
-def test_nested_places_each_have_a_way_out() -> None:
+def test_nested_switches_each_have_an_uplink() -> None:
     """Two switches below one host bridge, and a second bridge beside it."""
     links = joined(far=Proximity.HOST_BRIDGE)
     beside = [WorkerId("w4"), WorkerId("w5")]
@@ -52,19 +52,19 @@ def test_nested_places_each_have_a_way_out() -> None:
     assert (W[0], W[2]) not in found["host bridge of w0, w1, w2, w3, out"]
 
 
-def test_copies_by_way_of_the_host_share_its_memory_and_leave_their_switch() -> None:
+def test_copies_through_the_host_share_its_memory_and_the_uplink() -> None:
     """Without peer access even neighbours meet in the host's memory."""
     found = crossing(joined(peer_read=False))
     assert found[HOST_MEMORY] == {(a, b) for a in W for b in W if a != b}
     assert (W[0], W[1]) in found["switch of w0, w1, out"] & found["switch of w0, w1, in"]
 
 
-def test_nvlink_goes_by_no_switch_of_the_bus() -> None:
+def test_nvlink_uses_no_bus_switch() -> None:
     """Directly connected devices are limited by their ports alone."""
     assert segments_of_gpus(joined(nvlink=True)) == ()
 
 
-def test_where_the_driver_tells_nothing_nothing_is_made_up() -> None:
+def test_an_unknown_topology_implies_no_shared_segment() -> None:
     """An unknown distance joins no two GPUs."""
     assert segments_of_gpus(dict.fromkeys(joined(), GpuLink())) == ()
 
@@ -76,8 +76,8 @@ def test_cpu_workers_share_one_memory() -> None:
     assert segments_of_cpus(W[:1]) == ()
 
 
-def test_the_workers_of_a_machine_share_its_network() -> None:
-    """Both ways; within a machine nothing goes over it."""
+def test_a_machine_s_workers_share_its_network() -> None:
+    """Both ways; copies within a machine do not use it."""
     machines = dict(zip(W, ("a", "a", "b", "c"), strict=True))
     found = {segment.name: segment.pairs for segment in segments_of_machines(machines)}
     assert found["network of a, out"] == {(one, other) for one in W[:2] for other in W[2:]}
@@ -85,8 +85,8 @@ def test_the_workers_of_a_machine_share_its_network() -> None:
     assert segments_of_machines(dict.fromkeys(W, "")) == ()
 
 
-def test_workers_share_what_their_devices_do() -> None:
-    """GPUs by how they are joined, CPU workers the memory, and two workers of one GPU nothing."""
+def test_workers_share_what_their_devices_share() -> None:
+    """GPUs by how they are connected, CPU workers the memory, and two workers of one GPU nothing."""
     devices = {W[0]: "GPU-a", W[1]: "GPU-b", W[2]: None, W[3]: None}
     far = GpuLink(proximity=Proximity.MACHINE, nvlink=False, peer_read=False)
     found = {one.name: one.pairs for one in segments_of(devices, {("GPU-a", "GPU-b"): far, ("GPU-b", "GPU-a"): far})}

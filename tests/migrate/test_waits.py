@@ -1,4 +1,4 @@
-"""A slow way is not taken because it is free: where another is over sooner although one waits for it, one waits."""
+"""A slow way is not taken just because it is free: if waiting for the other is faster, a move waits."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from tests.migrate.test_planner import BUSY, COMPUTE, IDLE_COMPUTE, KV, LIMITS, 
 PRESSED = PlannerSettings(patience=3)
 
 
-def test_nobody_takes_a_link_that_is_slower_than_waiting_for_the_compute() -> None:
+def test_a_link_slower_than_waiting_for_the_compute_is_not_taken() -> None:
     """Ten epochs over the link, or one of waiting and a third of prefill: the second move waits, and says for what."""
     planner = Planner(LIMITS)
     ask(planner, *[wanted(name, 10 * LINK, 15) for name in ("first", "second")])
@@ -30,15 +30,15 @@ def test_the_slower_way_is_taken_when_the_other_is_full_for_long() -> None:
     assert ways(planner.epoch(BUSY).starts) == {"first": Via.TOKENS, "second": Via.KV}
 
 
-def test_each_that_waits_makes_the_queue_longer_for_the_next() -> None:
-    """Not everybody waits for the same compute: when its queue is as long as the link is slow, one goes by the link."""
+def test_each_waiting_move_lengthens_the_queue() -> None:
+    """Not every move waits for the same compute: once its queue outlasts the slow link, one goes by the link."""
     planner = Planner(LIMITS)
     ask(planner, *[wanted(f"r{n}", 4 * LINK, COMPUTE) for n in range(6)])
     assert sorted(ways(planner.epoch(BUSY).starts).values()) == [Via.KV, Via.TOKENS]
 
 
 def test_impatience_does_not_make_a_slow_way_fast() -> None:
-    """One that has waited long gets the next turn in the bin that it waits for, and the other bin stays open."""
+    """A move that has waited long gets the next turn in its bin, and the other bin stays open."""
     planner = Planner(LIMITS, PRESSED)
     ask(planner, wanted("large", 10**6, 6 * COMPUTE), wanted("waits", 50 * LINK, COMPUTE))
     assert names(planner.epoch(BUSY).starts) == ["large"]
@@ -52,8 +52,8 @@ def test_impatience_does_not_make_a_slow_way_fast() -> None:
     assert {"waits": Via.TOKENS} in begun
 
 
-def test_what_cannot_wait_waits_rather_than_take_for_ever() -> None:
-    """A worker about to overflow is relieved by the move that is over first, not by the one that begins first."""
+def test_an_urgent_move_takes_the_way_that_ends_first() -> None:
+    """A worker about to overflow is relieved by the move that ends first, not the one that begins first."""
     planner = Planner(LIMITS)
     ask(planner, wanted("first", 10 * LINK, IDLE_COMPUTE), wanted("second", 10 * LINK, 15, urgency_s=0.1))
     assert names(planner.epoch({}).starts) == ["second"]
@@ -69,10 +69,8 @@ BOOKED = st.fixed_dictionaries({name: st.integers(0, 40) for name in BOUNDARIES}
 
 
 @given(st.lists(WAYS, max_size=2), BOOKED, BOOKED)
-def test_nothing_slow_is_left_beside_what_is_free_and_quick(
-    move: list[Way], used: dict[Bin, int], owed: dict[Bin, int]
-) -> None:
-    """Whatever is booked: the quickest way is taken if it is free, and no way is worth more than its own time."""
+def test_the_fastest_way_is_taken_when_it_is_free(move: list[Way], used: dict[Bin, int], owed: dict[Bin, int]) -> None:
+    """Whatever is booked, and no way is worth more than its own time."""
     bins = Bins(BOUNDARIES.__getitem__, used)
     kept = Waits(bins, owed).sensible(Candidate(tuple(move), pressing=False)).ways
     assert set(kept) <= set(move)
@@ -92,7 +90,7 @@ def kept(waits: Waits, *move: Way) -> list[Bin]:
 
 
 @pytest.mark.parametrize(("owed", "ends"), [({COMPUTE_BIN: 17}, 4.5), ({}, 1.5)])
-def test_the_wait_for_a_full_bin_is_what_it_owes_in_whole_epochs(owed: dict[Bin, int], ends: float) -> None:
+def test_the_wait_for_a_full_bin_is_its_debt_in_whole_epochs(owed: dict[Bin, int], ends: float) -> None:
     """And a way that is free now has none: the link is worth its own time alone."""
     full = Way((COMPUTE_BIN,), 8, 0.5)
     for link_epochs, worth in ((ends - SLACK_EPOCHS - 0.1, False), (ends - SLACK_EPOCHS + 0.1, True)):
@@ -101,8 +99,8 @@ def test_the_wait_for_a_full_bin_is_what_it_owes_in_whole_epochs(owed: dict[Bin,
 
 
 @pytest.mark.parametrize(("cost", "owed", "ends"), [(20, {}, 3.0), (25, {LINK_BIN: 6}, 5.0)])
-def test_who_goes_first_is_reckoned_with_once(cost: int, owed: dict[Bin, int], ends: float) -> None:
-    """The share that it takes now and the rest that it owes; the next one waits for both."""
+def test_the_first_in_line_is_counted_once(cost: int, owed: dict[Bin, int], ends: float) -> None:
+    """Its share now and the rest that it owes; the next one waits for both."""
     for compute_epochs, worth in ((ends - SLACK_EPOCHS - 0.1, False), (ends - SLACK_EPOCHS + 0.1, True)):
         waits = Waits(Bins(BOUNDARIES.__getitem__, {}), owed)
         kept(waits, Way((LINK_BIN,), cost, cost / 10))

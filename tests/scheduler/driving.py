@@ -17,7 +17,7 @@ def scheduler_with(
     cluster: ClusterSettings | None = None,
     per_machine: int = 100,
 ) -> Scheduler:
-    """A scheduler that knows workers w0, w1, ... of 1000 bytes, all asleep, the first `per_machine` on one machine."""
+    """Return a scheduler with sleeping workers w0, w1, ... of 1000 bytes, the first `per_machine` on one machine."""
     scheduler = Scheduler(ALL_POLICIES[policy], SchedulerSettings(cluster or ClusterSettings()))
     for number in range(workers):
         scheduler.handle(e.WorkerUp(0.0, f"w{number}", CAPACITY, slots, number // per_machine))
@@ -50,7 +50,7 @@ def of_kind(commands: list[e.AnyCommand], kind: type) -> list[e.AnyCommand]:
 
 
 def lay_out(scheduler: Scheduler, *loads: dict[str, int], growth_bytes_s: float = 0.0) -> None:
-    """Wake w0, w1, ... and put exactly these requests there, whatever the policy thinks of it; each grows so fast."""
+    """Wake w0, w1, ... and put exactly these requests there, whatever the policy thinks; each grows at this rate."""
     cluster = scheduler.cluster
     for number, sizes in enumerate(loads):
         worker = cluster.workers[WorkerId(f"w{number}")]

@@ -5,13 +5,13 @@ from melld.scheduler.state import Duty, RequestState
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Every sum and state follows from the records."""
+    """Check that every sum and state follows from the records."""
     _check_workers(cluster)
     _check_requests(cluster)
 
 
 def _check_workers(cluster: Cluster) -> None:
-    """Every worker's sums match its requests, and it is listed where its state says."""
+    """Check that every worker's sums match its requests, and that it is listed where its state says."""
     for worker in cluster.workers.values():
         held = [*worker.requests.values(), *worker.arriving.values()]
         awake = worker.state in (Duty.ACTIVE, Duty.DRAINING)
@@ -36,7 +36,7 @@ def _check_workers(cluster: Cluster) -> None:
 
 
 def _check_requests(cluster: Cluster) -> None:
-    """Every request is where its state says, and nowhere else."""
+    """Check that every request is where its state says, and nowhere else."""
     for request in cluster.requests.values():
         assert (request.state is RequestState.WAITING) == (request.worker is None), request.id
         assert (request.state is RequestState.MOVING) == (request.destination is not None), request.id

@@ -1,4 +1,4 @@
-"""A hypothesis state machine that drives any policy with any sequence of legal events, and an auditor of its commands.
+"""A hypothesis state machine that drives any policy with any legal events, and an auditor of its commands.
 
 The auditor keeps books of its own, from events and commands alone, and shares no code with the scheduler's.
 """
@@ -40,7 +40,7 @@ def machine_number(worker: str) -> int:
 
 
 class Books:
-    """Model of an outside observer: the place of every request and the load of every worker, from messages alone."""
+    """An outside observer's model: the place of every request and the load of every worker, from messages alone."""
 
     def __init__(self, instant: bool) -> None:
         self.instant = instant
@@ -65,7 +65,7 @@ class Books:
         self.suspended_s: dict[str, list[float]] = {}
 
     def usable(self) -> list[str]:
-        """Workers that may be given requests, asleep ones included."""
+        """Return the workers that may be given requests, including sleeping ones."""
         return [name for name in self.capacity if name not in self.drained and self.slots[name] > 0]
 
     def could_hold(self, size: int) -> bool:
@@ -80,7 +80,7 @@ class Books:
         )
 
     def used(self, worker: str) -> int:
-        """Bytes of all that run there or are on their way there, as far as it is known what they share."""
+        """Return the bytes of all requests there or on their way there, as far as sharing is known."""
         return sum(self.size[r] for r in self.on(worker)) - self.shared.get(worker, 0)
 
     def saved(self, worker: str) -> int:
@@ -100,11 +100,11 @@ class Books:
             self.shared[worker] = max(self.shared[worker] - self.size[request], 0)
 
     def on(self, worker: str) -> list[str]:
-        """Requests that count on the worker, once for each role."""
+        """Return the requests that count on the worker, once for each role."""
         return [r for r, w in self.at.items() if w == worker] + [r for r, w in self.going.items() if w == worker]
 
     def fits(self, worker: str, size: int) -> bool:
-        """Room and a slot, on a worker that is awake and takes requests."""
+        """Return True if there is room and a slot, on a worker that is awake and takes requests."""
         return (
             worker in self.awake
             and worker not in self.drained
@@ -113,7 +113,7 @@ class Books:
         )
 
     def apply(self, command: e.AnyCommand) -> None:
-        """Take one command; fails if it could not be carried out just now."""
+        """Apply one command; fail if it could not be carried out just now."""
         match command:
             case e.ActivateWorker(worker=worker):
                 assert worker in self.capacity, command
@@ -176,7 +176,7 @@ class Books:
                 self.forget(request)
 
     def goes_before(self, other: str, request: str, rank: tuple[bool, int, int]) -> bool:
-        """Return True if the other waiting request should have been served first; equal ones of two clients may be.
+        """Return True if the other waiting request should have been served first; ties between two clients are free.
 
         Of two priorities only where it is sure, since one that fits nowhere may still lift those of its priority.
         """
@@ -192,7 +192,7 @@ class Books:
         return own < level or (own == level and not some_begun and (not theirs[0] or theirs[1] < rank[1]))
 
     def starves(self, other: str, newcomer: str) -> bool:
-        """Return True if the newcomer goes before the other waiting request beyond the bound that is stated.
+        """Return True if the newcomer goes before the other waiting request beyond the stated bound.
 
         `docs/scheduling.md`, "Nobody starves": of another priority only while somebody of that waits who came at most
         `age_s` for each class between, and one more, after the other.
@@ -242,14 +242,14 @@ class Books:
         self.pinned = {request for request in self.pinned if self.at[request] not in self.drained}
 
     def displace(self, request: str) -> None:
-        """The request has no worker any more, and waits ahead of newcomers."""
+        """Take the request's worker away; it waits ahead of newcomers."""
         self.leave(request, self.at[request])
         self.at[request] = None
         self.rank[request] = (False, self.priority[request], int(request[1:]))
         self.waits_since[request] = self.now_s
 
     def lose(self, name: str) -> None:
-        """The worker is gone: what ran there waits, and what was on its way there stays."""
+        """Lose the worker: requests there wait, and those on their way there stay."""
         for book in (self.capacity, self.slots):
             del book[name]
         self.awake.discard(name)
@@ -264,7 +264,7 @@ class Books:
                     self.displace(request)
 
     def forget(self, request: str) -> None:
-        """The request is gone."""
+        """Forget the request."""
         for worker in (self.at[request], self.going.get(request)):
             self.leave(request, worker)
         for book in (self.size, self.at, self.going, self.rank, self.prefix):
@@ -286,7 +286,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.answers: list[list[e.AnyCommand]] = []
 
     def build(self) -> Scheduler:
-        """A fresh scheduler with the settings of this run."""
+        """Build a fresh scheduler with the settings of this run."""
         return Scheduler(ALL_POLICIES[self.policy], self.settings)
 
     @initialize(
@@ -348,7 +348,7 @@ class PolicyMachine(RuleBasedStateMachine):
         return commands
 
     def nobody_is_woken_in_vain(self, commands: list[e.AnyCommand]) -> None:
-        """Assert that who is woken gets a request that is not handed over, or is in service, which knows no roles."""
+        """Assert that a woken worker gets a request that is not handed over, or is in service without roles."""
         policy = self.scheduler.policy
         if not isinstance(policy, MellSlo):
             return
@@ -392,7 +392,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def grow(self, data: st.DataObject) -> None:
-        """Some grow, to a class limit or by a little, never beyond the capacity by themselves."""
+        """Grow some requests, to a class limit or by a little, never beyond the capacity by themselves."""
         sizes = {}
         for name in sorted(self.books.size):
             if self.books.at[name] is not None and data.draw(st.booleans()):
@@ -418,7 +418,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), worker=st.sampled_from(NAMES))
     def ask(self, data: st.DataObject, worker: str) -> None:
-        """An operator wants a request on a worker, perhaps on its own: it is left there from then on."""
+        """Have an operator request a placement, perhaps alone: the request stays there from then on."""
         if not self.books.size or worker not in self.books.capacity:
             return
         name = data.draw(st.sampled_from(sorted(self.books.size)))
@@ -435,7 +435,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
     def down(self, names: list[str]) -> None:
-        """A worker is lost, or several at the same moment."""
+        """Lose a worker, or several at the same moment."""
         for name in set(names) & self.books.capacity.keys():
             self.books.lose(name)
         self.tell(e.WorkerDown(self.now_s, names[0], tuple(names[1:])))
@@ -456,7 +456,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), part=st.sampled_from([1.0, 1.0, 0.5, 0.0]))
     def share(self, name: str, part: float) -> None:
-        """A worker tells what its requests have in common, or no more of it than it is sure of."""
+        """Report what a worker's requests share, or a lower bound of it."""
         if name in self.books.capacity:
             self.books.shared[name] = int(part * self.books.saved(name))
             self.tell(e.WorkerSharingChanged(self.now_s, name, self.books.shared[name]))
@@ -474,13 +474,13 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), wake_s=st.sampled_from([0.0, 2.5, 30.0]))
     def change_wake_time(self, name: str, wake_s: float) -> None:
-        """A process ends or is there again: an order of waking, and nothing else."""
+        """End or restart a process: this changes the order of waking, and nothing else."""
         if name in self.books.capacity:
             self.tell(e.WorkerWakeTimeChanged(self.now_s, name, wake_s))
 
     @rule(name=st.sampled_from(NAMES), step_s=st.sampled_from([0.01, 0.06, 1.0]), prefill_s=st.sampled_from([0.0, 3.0]))
     def pace(self, name: str, step_s: float, prefill_s: float) -> None:
-        """Steps get slower and faster: that changes where requests go, and nothing else."""
+        """Make steps slower or faster: this changes where requests go, and nothing else."""
         if name in self.books.capacity:
             pace = e.WorkerPace(step_s, 2.0, 40.0, int(prefill_s > 0.0), 20, prefill_s)
             self.tell(e.WorkersPaced(self.now_s, {name: pace}))
@@ -517,7 +517,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
-        """The first of the queue that any worker could hold has found none; a horizon may hold room back, not sleep."""
+        """Assert that the queue's first placeable request has no room; a horizon may hold room back, sleep may not."""
         if self.books.promised & self.books.rank.keys():
             return  # room is kept for one of them, and others pass it
         sizes = [self.books.size[name] for name in self.books.heads()]
@@ -537,14 +537,14 @@ class PolicyMachine(RuleBasedStateMachine):
                 assert not self.books.has_room(self.books.size[request], but=worker), request
 
     def teardown(self) -> None:
-        """The same events give the same commands."""
+        """Check that the same events give the same commands."""
         if self.history:
             again = self.build()
             assert self.answers == [again.handle(event) for event in self.history]
 
 
 def machine_of(name: str, instant_moves: bool, many: int) -> type:
-    """The test case of one policy."""
+    """Return the test case of one policy."""
     title = "".join(part.capitalize() for part in name.split("-")) + ("Instant" if instant_moves else "InFlight")
     machine = type(title, (PolicyMachine,), {"policy": name, "instant": instant_moves})
     case = machine.TestCase

@@ -14,7 +14,7 @@ from tests.scheduler.driving import CAPACITY, arrive, finish, of_kind, placed, s
 CAUSE = EventId(7)
 
 
-def test_every_command_says_what_why_and_on_which_event() -> None:
+def test_every_command_names_its_subject_reason_and_event() -> None:
     """`melld why` tells a request's story from these words alone."""
     cluster = Cluster()
     cluster.event, cluster.now_s = CAUSE, 3.0
@@ -40,7 +40,7 @@ def test_every_command_says_what_why_and_on_which_event() -> None:
     assert (request.placed_s, request.moved_s, request.client) == (3.0, 3.0, "key0")
 
 
-def test_a_client_s_requests_are_its_own_in_the_queue() -> None:
+def test_each_client_has_its_own_place_in_the_queue() -> None:
     """One key's thousand requests leave the other key's next one its turn."""
     scheduler = scheduler_with(workers=1)
     arrive(scheduler, "running", CAPACITY)
@@ -51,7 +51,7 @@ def test_a_client_s_requests_are_its_own_in_the_queue() -> None:
 
 
 def full_queue(**settings: object) -> Scheduler:
-    """One worker that is full, and two requests of one client that wait."""
+    """Return one full worker, and two waiting requests of one client."""
     scheduler = Scheduler(ALL_POLICIES["best-fit"], SchedulerSettings(ClusterSettings(), **settings))  # type: ignore[arg-type]
     scheduler.handle(e.WorkerUp(0.0, WorkerId("w0"), CAPACITY))
     arrive(scheduler, "running", CAPACITY)
@@ -60,8 +60,8 @@ def full_queue(**settings: object) -> Scheduler:
     return scheduler
 
 
-def test_who_comes_to_a_full_queue_is_sent_away_and_knows_it_before() -> None:
-    """The newest of the client with the longest line goes, so that another client is still served."""
+def test_a_full_queue_sheds_the_greediest_client_s_newest_request() -> None:
+    """So that another client is still served; a request that would be shed is known before it is added."""
     scheduler = full_queue(max_waiting=2)
     assert scheduler.would_shed("key0", 0)
     assert not scheduler.would_shed("key0", -1)  # a more urgent one takes another's place
@@ -73,8 +73,8 @@ def test_who_comes_to_a_full_queue_is_sent_away_and_knows_it_before() -> None:
     assert not full_queue().would_shed("key0", 5)
 
 
-def test_who_has_waited_too_long_is_sent_away_at_an_epoch() -> None:
-    """To the second; and who waits behind it then has its turn."""
+def test_requests_beyond_their_deadline_are_shed_at_an_epoch() -> None:
+    """To the second; and the request behind then has its turn."""
     scheduler = full_queue(wait_deadline_s=10.0)
     assert of_kind(scheduler.handle(e.EpochStarted(10.9)), e.ShedRequest) == []
     shed = of_kind(scheduler.handle(e.EpochStarted(11.0)), e.ShedRequest)
@@ -82,8 +82,8 @@ def test_who_has_waited_too_long_is_sent_away_at_an_epoch() -> None:
     assert of_kind(full_queue().handle(e.EpochStarted(1e6)), e.ShedRequest) == []
 
 
-def test_time_never_runs_backwards_and_a_refused_event_leaves_the_clock() -> None:
-    """A bug in a caller must not turn the order of the log round."""
+def test_time_never_runs_backwards_and_a_refused_event_keeps_the_clock() -> None:
+    """A bug in a caller must not reverse the order of the log."""
     scheduler = full_queue()
     with pytest.raises(ValueError, match=r"time runs backwards: 1.0 after 2.0"):
         scheduler.handle(e.EpochStarted(1.0))
@@ -101,7 +101,7 @@ def test_time_never_runs_backwards_and_a_refused_event_leaves_the_clock() -> Non
         e.WorkerSlotsChanged(5.0, WorkerId("w0"), -1),
     ],
 )
-def test_a_negative_size_is_refused_and_none_is_a_size(event: e.AnyEvent) -> None:
+def test_a_negative_size_is_refused_and_zero_is_valid(event: e.AnyEvent) -> None:
     """A worker that offers nothing is known and gets nothing."""
     scheduler = full_queue()
     with pytest.raises(ValueError, match="-1"):
@@ -118,13 +118,13 @@ def test_a_negative_size_is_refused_and_none_is_a_size(event: e.AnyEvent) -> Non
     )
 
 
-def test_an_empty_request_is_a_request() -> None:
+def test_an_empty_request_is_valid() -> None:
     """Nothing to hold is no reason to refuse."""
     assert placed(arrive(scheduler_with(), "empty", 0)) == {"empty": "w0"}
 
 
-def test_a_growing_request_counts_where_it_is_and_where_it_goes() -> None:
-    """Both workers lose room at once, and the pace of growth is that of each request."""
+def test_a_growing_request_counts_at_its_source_and_destination() -> None:
+    """Both workers lose room at once, and the growth rate is that of each request."""
     cluster = Cluster()
     workers = [cluster.add_worker(e.WorkerUp(0.0, WorkerId(f"w{number}"), CAPACITY)) for number in range(12)]
     for worker in workers:
@@ -148,7 +148,7 @@ def test_a_growing_request_counts_where_it_is_and_where_it_goes() -> None:
     assert not staying.decodes, "it computes its prompt anew"
 
 
-def test_the_time_of_a_wake_is_that_of_its_last_change() -> None:
+def test_a_wake_time_dates_from_its_last_change() -> None:
     """A move that waited for the destination's start says nothing of how long moves take."""
     scheduler = scheduler_with(workers=1)
     worker = scheduler.cluster.workers[WorkerId("w0")]
@@ -158,7 +158,7 @@ def test_the_time_of_a_wake_is_that_of_its_last_change() -> None:
     assert worker.ready_s == 5.0
 
 
-def test_a_worker_that_can_run_nothing_is_not_woken_for_an_operator() -> None:
+def test_a_worker_without_slots_is_not_woken_for_an_operator() -> None:
     """It would stay awake for nobody."""
     scheduler = scheduler_with(workers=1)
     arrive(scheduler, "a", 10)
@@ -166,7 +166,7 @@ def test_a_worker_that_can_run_nothing_is_not_woken_for_an_operator() -> None:
     assert scheduler.handle(e.MoveAsked(1.0, RequestId("a"), WorkerId("w1"))) == []
 
 
-def test_room_of_a_worker_that_died_is_not_its_successor_s() -> None:
+def test_room_on_a_dead_worker_is_not_its_successor_s() -> None:
     """Else requests are counted on the dead one's record, and the living one's memory is given out twice."""
     cluster = Cluster()
     for number in range(6):

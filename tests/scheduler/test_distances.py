@@ -18,7 +18,7 @@ TARGETS = Targets(itl_s=0.05, ttft_s=2.0)
 def two_machines(
     *loads: dict[str, int], policy: str = "mell-slo", kv: bool = False, growth_bytes_s: float = 0.0
 ) -> Scheduler:
-    """Two workers on each machine, with these requests, at ten seconds."""
+    """Return two workers on each machine, with these requests, at ten seconds."""
     cluster = ClusterSettings(targets=TARGETS, kv_between_machines=kv)
     scheduler = scheduler_with(len(loads), policy, cluster=cluster, per_machine=2)
     scheduler.cluster.now_s = 10.0
@@ -27,7 +27,7 @@ def two_machines(
 
 
 def relieved(scheduler: Scheduler) -> dict[str, str]:
-    """The moves of the second of two epochs, a second apart."""
+    """Return the moves of the second of two epochs, a second apart."""
     return {k: v for at_s in (11.0, 12.0) for k, v in moved(scheduler.handle(e.EpochStarted(at_s))).items()}
 
 
@@ -41,13 +41,13 @@ def test_an_overloaded_worker_sends_a_request_to_a_neighbour(policy: str) -> Non
 
 
 @pytest.mark.parametrize("policy", ["mell-slo", "mell-plus"])
-def test_without_room_near_by_it_goes_to_another_machine(policy: str) -> None:
-    """Its tokens are computed anew: dearer than a copy, but no stream is preempted."""
+def test_without_room_nearby_it_goes_to_another_machine(policy: str) -> None:
+    """Its tokens are recomputed: dearer than a copy, but no stream is preempted."""
     loads = {"a": 500, "b": 490}, {"c": 900}, {"d": 20}, {"e": 25}
     assert set(relieved(two_machines(*loads, policy=policy, growth_bytes_s=10.0)).values()) == {"w3"}
 
 
-def test_of_other_machines_one_that_is_awake_is_better_than_an_empty_one_that_wakes() -> None:
+def test_a_remote_awake_worker_beats_a_remote_sleeping_one() -> None:
     """Else those that must leave wait for it, with room kept on both, and are preempted meanwhile."""
     loads = {"a": 500, "b": 490}, {"c": 900}, {"d": 420}, {}
     scheduler = two_machines(*loads, growth_bytes_s=10.0)
@@ -55,8 +55,8 @@ def test_of_other_machines_one_that_is_awake_is_better_than_an_empty_one_that_wa
     assert set(relieved(scheduler).values()) == {"w2"}
 
 
-def test_one_that_wakes_is_soon_awake_if_it_is_by_the_next_look_and_near() -> None:
-    """On another machine the request's prompt is computed first."""
+def test_a_waking_worker_is_soon_awake_only_if_near() -> None:
+    """And awake by the next look; on another machine the request's prompt is computed first."""
     scheduler = two_machines({"a": 500}, {}, {})
     source, near, far = (scheduler.cluster.workers[WorkerId(name)] for name in ("w0", "w1", "w2"))
     outlook = scheduler.policy.outlook
@@ -68,8 +68,8 @@ def test_one_that_wakes_is_soon_awake_if_it_is_by_the_next_look_and_near() -> No
 
 
 @pytest.mark.parametrize("kv", [True, False])
-def test_a_worker_beyond_the_service_is_emptied_by_copies_alone(kv: bool) -> None:
-    """To compute streams anew elsewhere would cost what sleeping sooner saves."""
+def test_a_worker_beyond_the_service_is_emptied_only_by_copies(kv: bool) -> None:
+    """Recomputing streams elsewhere would cost what sleeping sooner saves."""
     scheduler = two_machines({"a": 5}, {"x": 5}, {"b": 5}, kv=kv)
     demand = scheduler.policy.demand
     demand.look, demand.workers = lambda *_: None, 3
@@ -81,7 +81,7 @@ def test_a_worker_beyond_the_service_is_emptied_by_copies_alone(kv: bool) -> Non
 
 
 @pytest.mark.parametrize("kv", [True, False])
-def test_a_draining_worker_empties_to_a_neighbour_as_its_prompts_would_take_time_elsewhere(kv: bool) -> None:
+def test_a_draining_worker_prefers_a_neighbour_to_recomputing(kv: bool) -> None:
     """Where KV goes everywhere, the least loaded worker takes them."""
     scheduler = two_machines({"a": 300}, {"b": 500}, {"c": 5}, {"d": 600}, kv=kv, growth_bytes_s=0.1)
     scheduler.policy.demand.look, scheduler.policy.demand.workers = lambda *_: None, 4
@@ -93,8 +93,8 @@ def test_a_draining_worker_empties_to_a_neighbour_as_its_prompts_would_take_time
     assert moved(commands)["a"] == ("w2" if kv else "w1")
 
 
-def test_the_machines_in_use_are_filled_before_another_is_begun() -> None:
-    """Also by workers that became known last, as those of a machine that came back."""
+def test_machines_in_use_are_filled_before_another_is_started() -> None:
+    """Even by workers that became known last, as those of a returned machine."""
     scheduler = scheduler_with(4, "best-fit", per_machine=2)
     for name in ("w0", "w1"):
         scheduler.handle(e.WorkerDown(0.0, WorkerId(name)))
@@ -105,7 +105,7 @@ def test_the_machines_in_use_are_filled_before_another_is_begun() -> None:
 
 
 def test_a_hand_over_stays_on_its_machine() -> None:
-    """It is a copy of KV: the only worker that decodes is on the other one, so the request stays where it is."""
+    """It is a copy of KV: the only decode worker is on another machine, so the request stays."""
     roles = RoleSettings(fixed={WorkerId("w0"): Role.PREFILL, WorkerId("w1"): Role.DECODE})
     for per_machine, reasons in ((1, set()), (2, {"role"})):
         cluster = ClusterSettings(targets=TARGETS, roles=roles)
@@ -118,10 +118,10 @@ def test_a_hand_over_stays_on_its_machine() -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.booleans(), st.data())
-def test_neighbours_are_the_others_of_a_machine_unless_nobody_is_far(
+def test_neighbours_are_the_others_of_a_machine_unless_none_is_remote(
     machines: list[int], kv: bool, data: st.DataObject
 ) -> None:
-    """The tightest comes first; who sleeps is not one."""
+    """The tightest comes first; a sleeping worker is not one."""
     scheduler = scheduler_with(0, "best-fit", cluster=ClusterSettings(kv_between_machines=kv))
     for number, machine in enumerate(machines):
         scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), 1000, machine=machine))

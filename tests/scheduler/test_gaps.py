@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from melld.scheduler.idle import GAPS, Gaps
 
 
-def test_a_worker_is_not_needed_since_fewer_are() -> None:
+def test_a_worker_is_unneeded_from_the_moment_fewer_suffice() -> None:
     """The time counts from the fall, whatever happens below."""
     gaps = Gaps()
     gaps.needed(2, 0.0)
@@ -20,8 +20,8 @@ def test_a_worker_is_not_needed_since_fewer_are() -> None:
 
 
 @given(counts=st.lists(st.integers(0, 5), max_size=40))
-def test_a_gap_is_known_only_of_what_was_needed_again(counts: list[int]) -> None:
-    """No gap is made up: a level that was reached once has none, and each lies within the time that has passed."""
+def test_a_gap_exists_only_once_a_worker_is_needed_again(counts: list[int]) -> None:
+    """A level reached once has none, and each gap lies within the time that has passed."""
     gaps = Gaps()
     for now_s, count in enumerate(counts):
         gaps.needed(count, float(now_s))
@@ -31,8 +31,8 @@ def test_a_gap_is_known_only_of_what_was_needed_again(counts: list[int]) -> None
         assert all(1.0 <= gap_s <= len(counts) for gap_s in gaps.of(level))
 
 
-def test_what_was_long_ago_counts_no_more() -> None:
-    """The habits of last week do not keep a worker tonight."""
+def test_old_gaps_are_forgotten() -> None:
+    """Last week's habits do not keep a worker awake tonight."""
     gaps = Gaps()
     for number in range(GAPS + 2):
         gaps.needed(1, 10.0 * number)

@@ -1,4 +1,4 @@
-"""Promises of what the scheduler learns while it runs: growth rates and the times of moves."""
+"""What the scheduler learns while it runs: growth rates and move times."""
 
 import random
 
@@ -29,14 +29,14 @@ def watched(epoch_s: float, tokens_per_s: float, block: int) -> tuple[GrowthRate
 
 
 @pytest.mark.parametrize("epoch_s", [0.1, 1.0, 3.0])
-def test_the_rate_is_right_whatever_the_epoch_and_the_block(epoch_s: float) -> None:
+def test_the_rate_does_not_depend_on_epoch_or_block_size(epoch_s: float) -> None:
     """Room follows the true speed of decoding, not the frequency of reports."""
     growth, worker = watched(epoch_s, tokens_per_s=25.0, block=16)
     assert pytest.approx(growth.bytes_per_s, rel=0.2) == 25.0
     assert pytest.approx(worker.growth_bytes_s, rel=0.2) == 25.0
 
 
-def test_the_rate_of_all_is_that_of_their_requests_whichever_worker_they_are_on() -> None:
+def test_the_overall_rate_weighs_requests_not_workers() -> None:
     """A worker with three requests says three times as much as one with one."""
     growth, workers = GrowthRate(), [Worker(name, 10**9, 100, 0, 0) for name in "vw"]
     growth.observe(0.0, workers)
@@ -48,7 +48,7 @@ def test_the_rate_of_all_is_that_of_their_requests_whichever_worker_they_are_on(
     assert growth.bytes_per_s == 40.0
 
 
-def test_small_changes_of_the_rate_do_not_move_what_is_reckoned_ahead() -> None:
+def test_small_rate_changes_do_not_change_the_forecast() -> None:
     """A jitter of the rate does not re-sort ten thousand workers."""
     growth = GrowthRate()
     growth.bytes_per_s = 1000.0
@@ -60,7 +60,7 @@ def test_small_changes_of_the_rate_do_not_move_what_is_reckoned_ahead() -> None:
     assert growth.ahead_bytes(0.0) == 0
 
 
-def test_the_line_through_past_moves_is_found() -> None:
+def test_the_line_through_past_moves_is_fitted() -> None:
     """A large request is sent away as much earlier as it takes longer."""
     moves, chance = MoveTimes(), random.Random(1)
     assert moves.expected_s(1e9) == 0.0
@@ -72,7 +72,7 @@ def test_the_line_through_past_moves_is_found() -> None:
 
 
 def test_a_slower_link_is_noticed() -> None:
-    """Times of a link that has since become slow are forgotten."""
+    """Times from before a link became slow are forgotten."""
     moves, chance = MoveTimes(), random.Random(1)
     for rate in (4e9, 1e9):
         for _ in range(300):
@@ -81,8 +81,8 @@ def test_a_slower_link_is_noticed() -> None:
     assert pytest.approx(moves.expected_s(1e9), rel=0.1) == 1.0
 
 
-def test_a_request_between_two_blocks_grows_too() -> None:
-    """Where decoding is slow, most take no block in a second: counted out, growth would seem many times as fast."""
+def test_a_request_between_two_blocks_counts_as_growing() -> None:
+    """Where decoding is slow, most take no block in a second: without them growth would seem many times as fast."""
     growth, worker = watched(0.1, tokens_per_s=2.0, block=16)
     assert pytest.approx(growth.bytes_per_s, rel=0.5) == 2.0
     assert pytest.approx(worker.growth_bytes_s, rel=0.5) == 2.0

@@ -1,4 +1,4 @@
-"""Promises of the sorted indexes: whatever is put in, moved and taken out, all stand as a fresh sort has them."""
+"""Sorted indexes: after any insertions, moves and removals their order is that of a fresh sort."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ CHANGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.booleans(
 
 @given(CHANGES, st.booleans())
 def test_the_order_is_that_of_a_fresh_sort(changes: list[tuple[int, int, bool, bool]], note_all: bool) -> None:
-    """Whatever changed since the last question, the tightest that fits is found."""
+    """Whatever changed since the last query, the tightest that fits is found."""
     workers = [Worker(f"w{number}", 100, 2, 0, number) for number in range(10)]
     for worker in workers:
         worker.order = worker.rank
@@ -45,7 +45,7 @@ keys = st.integers(-3, 3) | st.integers(0, 1 << 50)
 
 
 @given(st.lists(st.tuples(numbers, st.none() | keys), max_size=40), keys, keys)
-def test_things_stand_by_key_and_order(changes: list[tuple[int, int | None]], key: int, floor: int) -> None:
+def test_ties_are_ordered_deterministically(changes: list[tuple[int, int | None]], key: int, floor: int) -> None:
     """Of two equal fits every query returns the same one, so that a log can be replayed."""
     ladder: Ladder[Thing] = Ladder()
     held: dict[Thing, int] = {}

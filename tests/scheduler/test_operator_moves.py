@@ -1,4 +1,4 @@
-"""An operator's move is made where there is room, under every policy, and the policy's book follows."""
+"""An operator's move is made where there is room, under every policy, and the policy accounts for it."""
 
 import pytest
 
@@ -29,8 +29,8 @@ def home_of(scheduler: Scheduler, request: str) -> WorkerId:
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 @pytest.mark.parametrize("kv_bytes", [3, 20, 40, 60])
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_operators_move_is_made_and_reckoned_with(policy: str, kv_bytes: int, committed: bool) -> None:
-    """The move is issued at once; whether it commits or not, the scheduler's sums go on holding."""
+def test_an_operator_s_move_is_made_and_accounted_for(policy: str, kv_bytes: int, committed: bool) -> None:
+    """It is issued at once; whether it commits or not, the scheduler's sums stay right."""
     scheduler = scheduler_with(policy, kv_bytes, 3)
     there = B if home_of(scheduler, "r0") == A else A
     asked = scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
@@ -49,7 +49,7 @@ def test_an_operators_move_is_made_and_reckoned_with(policy: str, kv_bytes: int,
 
 
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
-def test_what_has_no_room_is_left_undone(policy: str) -> None:
+def test_a_move_without_room_is_not_made(policy: str) -> None:
     """An operator cannot overfill a worker."""
     scheduler = scheduler_with(policy, 60, 60)
     there = B if home_of(scheduler, "r0") == A else A
@@ -59,7 +59,7 @@ def test_what_has_no_room_is_left_undone(policy: str) -> None:
 
 
 def live_on(scheduler: Scheduler, from_s: int) -> None:
-    """A minute in which all grow a little, and every policy has the time to think better of it."""
+    """Play a minute in which all grow a little, and every policy could change its mind."""
     for tenth in range(600):
         at_s = from_s + tenth / 10
         grown = {one.id: one.kv_bytes + (tenth % 50 == 0) for one in scheduler.cluster.requests.values()}
@@ -71,7 +71,7 @@ def live_on(scheduler: Scheduler, from_s: int) -> None:
 
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 @pytest.mark.parametrize("kv_bytes", [3, 20, 24])
-def test_an_operators_move_holds_until_the_worker_drains(policy: str, kv_bytes: int) -> None:
+def test_an_operator_s_move_holds_until_the_worker_drains(policy: str, kv_bytes: int) -> None:
     """A request stays where the operator sent it, and the worker can still be drained."""
     scheduler = scheduler_with(policy, kv_bytes, 25)
     there = B if home_of(scheduler, "r0") == A else A
@@ -90,8 +90,8 @@ def test_an_operators_move_holds_until_the_worker_drains(policy: str, kv_bytes: 
 
 
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
-def test_a_request_can_be_held_where_it_is(policy: str) -> None:
-    """Asked for the worker that it runs on, it stays there from then on; another word of the operator moves it."""
+def test_a_request_can_be_pinned_where_it_is(policy: str) -> None:
+    """Moved to its own worker, it stays there from then on; another operator's move moves it."""
     scheduler = scheduler_with(policy, 3, 3)
     home = home_of(scheduler, "r0")
     assert scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=home)) == []
@@ -103,8 +103,8 @@ def test_a_request_can_be_held_where_it_is(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
-def test_a_move_that_fails_or_a_worker_that_dies_frees_the_request(policy: str) -> None:
-    """A failed move or a lost worker unpins the request: the operator need not undo anything."""
+def test_a_failed_move_or_a_dead_worker_unpins_the_request(policy: str) -> None:
+    """The operator need not undo anything."""
     scheduler = scheduler_with(policy, 20)
     there = B if home_of(scheduler, "r0") == A else A
     scheduler.handle(events.MoveAsked(1.0, request=RequestId("r0"), destination=there))
@@ -117,7 +117,7 @@ def test_a_move_that_fails_or_a_worker_that_dies_frees_the_request(policy: str) 
     assert home_of(scheduler, "r0") != there
 
 
-def test_strangers_are_not_moved() -> None:
+def test_unknown_requests_are_not_moved() -> None:
     """A request that has just ended, or a worker that is gone, is no error."""
     scheduler = scheduler_with("most-free", 10)
     assert scheduler.handle(events.MoveAsked(1.0, request=RequestId("nobody"), destination=A)) == []

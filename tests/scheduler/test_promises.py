@@ -1,4 +1,4 @@
-"""Promises: room is made for a large head of the line, kept for it, and given back if it takes too long."""
+"""Promises: room is made for a large request at the queue's head, kept for it, and released if that takes too long."""
 
 from melld.cli.why import in_words
 from melld.decisions.records import decision_record, fact_records
@@ -14,7 +14,7 @@ from tests.scheduler.driving import arrive, finish, lay_out, moved, of_kind, pla
 
 
 def fragmented(hole_s: float = 2.0) -> Scheduler:
-    """Three workers with 400 bytes free each: together enough for a request of 700."""
+    """Return three workers with 400 bytes free each: together enough for a request of 700."""
     cluster = ClusterSettings(priorities=Priorities(hole_s=hole_s))
     scheduler = scheduler_with(3, "mell-plus", cluster=cluster)
     lay_out(scheduler, {"a": 350, "b": 250}, {"c": 300, "d": 300}, {"e": 200, "f": 400})
@@ -22,7 +22,7 @@ def fragmented(hole_s: float = 2.0) -> Scheduler:
 
 
 def queue(scheduler: Scheduler, name: str, kv_bytes: int, at_s: float = 0.0) -> list[e.AnyCommand]:
-    """A request arrives, finds no room, and waits until the next epoch."""
+    """Add a request that finds no room and waits until the next epoch."""
     assert of_kind(arrive(scheduler, name, kv_bytes, at_s), e.QueueRequest)
     return scheduler.handle(e.EpochStarted(at_s))
 
@@ -33,11 +33,11 @@ def promised(commands: list[e.AnyCommand]) -> dict[str, str]:
 
 
 def commit(scheduler: Scheduler, request: str, at_s: float) -> list[e.AnyCommand]:
-    """A move ends well."""
+    """Commit a move."""
     return scheduler.handle(e.MoveCommitted(at_s, RequestId(request)))
 
 
-def test_the_smallest_that_is_enough_leaves_and_the_large_one_gets_its_room() -> None:
+def test_the_smallest_sufficient_request_leaves_for_a_large_one() -> None:
     """300 bytes must go: one of 300 does; an arrival that would fill the hole meanwhile goes elsewhere."""
     scheduler = fragmented()
     commands = queue(scheduler, "large", 700)
@@ -50,7 +50,7 @@ def test_the_smallest_that_is_enough_leaves_and_the_large_one_gets_its_room() ->
     assert scheduler.cluster.workers[WorkerId("w1")].promised_bytes == 0
 
 
-def test_room_kept_for_a_request_that_has_ended_is_free_at_once() -> None:
+def test_room_kept_for_an_ended_request_is_free_at_once() -> None:
     """Its client has left, and nobody else waits: an arrival that needs the room does not wait for the next epoch."""
     scheduler = fragmented()
     queue(scheduler, "large", 700)
@@ -59,7 +59,7 @@ def test_room_kept_for_a_request_that_has_ended_is_free_at_once() -> None:
     assert placed(arrive(scheduler, "other", 350, 0.1)) == {"other": "w1"}
 
 
-def test_the_log_tells_of_a_promise() -> None:
+def test_the_log_records_a_promise() -> None:
     """`melld why` says for whom room is made, and where."""
     commands = queue(fragmented(), "large", 700)
     arrived = fact_records(e.RequestArrived(0.0, RequestId("large"), 700, 700))
@@ -68,8 +68,8 @@ def test_the_log_tells_of_a_promise() -> None:
     assert "memory reserved on w1" in text
 
 
-def test_several_leave_only_if_none_is_enough_alone_and_all_find_a_place() -> None:
-    """All or nothing: where one of two has no taker, nobody moves and the line waits."""
+def test_several_leave_only_if_no_single_one_suffices_and_all_fit() -> None:
+    """All or nothing: where one of two has no taker, nothing moves and the queue waits."""
     scheduler = scheduler_with(2, "mell-plus")
     lay_out(scheduler, {"a": 200, "b": 200, "c": 500}, {"d": 550})
     assert not moved(queue(scheduler, "larger", 560))  # two of 200 are not enough, and none takes the one of 500
@@ -77,7 +77,7 @@ def test_several_leave_only_if_none_is_enough_alone_and_all_find_a_place() -> No
     assert moved(queue(scheduler, "large", 480, 1.0)) == {"a": "w1", "b": "w1"}
 
 
-def test_a_small_request_waits_as_ever() -> None:
+def test_a_small_request_waits_without_a_promise() -> None:
     """Below an eighth of a worker no request moves for it."""
     scheduler = scheduler_with(2, "mell-plus")
     lay_out(scheduler, {"a": 900, "b": 20}, {"c": 950})
@@ -85,13 +85,13 @@ def test_a_small_request_waits_as_ever() -> None:
     assert of_kind(arrive(scheduler, "next", 5, 1.0), e.PlaceRequest) == []
 
 
-def test_switched_off_nobody_moves() -> None:
+def test_with_promises_switched_off_nothing_moves() -> None:
     """`hole_s` 0."""
     assert queue(fragmented(hole_s=0.0), "large", 700) == []
 
 
-def test_a_promise_ends_in_time_and_after_aborts() -> None:
-    """The room is everybody's again, and the line is served in order once more."""
+def test_a_promise_ends_on_time_and_after_aborts() -> None:
+    """The room is everybody's again, and the queue is served in order once more."""
     scheduler = fragmented()
     queue(scheduler, "large", 700)
     worker = scheduler.cluster.workers[WorkerId("w1")]
@@ -110,8 +110,8 @@ def test_a_promise_ends_in_time_and_after_aborts() -> None:
     assert worker.promised_bytes == 0
 
 
-def test_two_promises_that_were_not_kept_are_the_last() -> None:
-    """Others pass while one stands; after the second nobody does, or a large one could wait for ever."""
+def test_two_broken_promises_are_the_last() -> None:
+    """Others pass while one stands; after the second none does, or a large request could wait forever."""
     scheduler = fragmented()
     found = [promised(queue(scheduler, "large", 700))]
     for at_s in (6.0, 12.0, 18.0):
@@ -134,8 +134,8 @@ def test_a_promise_dies_with_its_worker() -> None:
     assert scheduler.cluster.workers[WorkerId("w1")].promised_bytes == 0
 
 
-def test_while_a_promise_stands_a_hole_for_another_is_looked_for_seldom() -> None:
-    """That takes milliseconds where many run, and events come by the hundred in a second."""
+def test_while_a_promise_stands_holes_are_sought_rarely() -> None:
+    """A search takes milliseconds where many run, and events come by the hundred per second."""
     scheduler = fragmented()
     queue(scheduler, "large", 700)
     hole, asked = scheduler.policy.hole, list[str]()
@@ -148,8 +148,8 @@ def test_while_a_promise_stands_a_hole_for_another_is_looked_for_seldom() -> Non
     assert asked == ["high", "high"]
 
 
-def test_the_promise_of_a_dead_worker_ends_whatever_its_successor_is() -> None:
-    """Else others pass the large one for seconds, for room that will never be, and the dead worker is counted on."""
+def test_a_dead_worker_s_promise_ends_whatever_its_successor() -> None:
+    """Else others pass the large request for seconds, for room that will never be."""
     scheduler = fragmented()
     queue(scheduler, "large", 700)
     dead = scheduler.cluster.workers[WorkerId("w1")]
@@ -161,8 +161,8 @@ def test_the_promise_of_a_dead_worker_ends_whatever_its_successor_is() -> None:
     assert dead not in scheduler.cluster.room.tightest(0)
 
 
-def test_a_promise_gives_way_to_a_request_that_lost_its_worker() -> None:
-    """Nobody starves: a stream that was cut goes on before a newcomer begins, also into room made for that."""
+def test_a_promise_yields_to_a_request_that_lost_its_worker() -> None:
+    """Nobody starves: a stream that was cut resumes before a newcomer begins, even into promised room."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(priorities=Priorities(hole_s=2.0)))
     lay_out(scheduler, {"cut": 999}, {"c": 500}, {"d": 500, "e": 340})
     assert promised(queue(scheduler, "large", 501))

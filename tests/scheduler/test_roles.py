@@ -22,14 +22,14 @@ def steps_of(machine: tuple[str, str], decodes: int) -> Steps:
 
 
 def carries(steps: Steps, workers: int, prefilling: int, target_s: float) -> float:
-    """Return the seconds of prompts per second beside which the pace is the target; 0 if decodes alone exceed it."""
+    """Return the seconds of prompts per second at which the pace equals the target; 0 if decodes alone exceed it."""
     decoding = workers - prefilling
     left = 1.0 - steps(decoding) / target_s
     return PREFILL_PART * prefilling + decoding * left if left >= 0.0 else 0.0
 
 
 def gain(machine: tuple[str, str], workers: int, each: int, lone_steps: float) -> float:
-    """Return what the best split carries, as a part of what mixed workers do; 0 if none keeps the pace."""
+    """Return the best split's capacity relative to mixed workers; 0 if none keeps the pace."""
     steps, target_s = steps_of(machine, workers * each), lone_steps * steps_of(machine, 1)(1)
     split = max(carries(steps, workers, count, target_s) for count in range(1, workers))
     return split / carries(steps, workers, 0, target_s)
@@ -38,25 +38,25 @@ def gain(machine: tuple[str, str], workers: int, each: int, lone_steps: float) -
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize("each", [2, 8, 16, 24])
-def test_a_target_of_three_steps_leaves_mixed_workers_about_as_much(machine: tuple[str, str], workers: int, each: int):
+def test_a_target_of_three_steps_gives_a_split_no_advantage(machine: tuple[str, str], workers: int, each: int):
     assert 1.0 < gain(machine, workers, each, 3.0) < 1.08
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_a_target_of_two_steps_gains_some_and_a_tighter_one_much(machine: tuple[str, str], workers: int):
+def test_a_target_of_two_steps_favours_a_split_and_a_tighter_one_more(machine: tuple[str, str], workers: int):
     assert 1.15 < gain(machine, workers, 2, 2.0) < gain(machine, workers, 2, 1.5) < 2.1
     assert gain(machine, workers, 2, 1.25) > 2.0
 
 
-def test_many_decodes_leave_no_split_that_keeps_a_tight_pace():
+def test_with_many_decodes_no_split_keeps_a_tight_pace():
     assert gain(("llama-3.1-8b", "rtx-4090"), 4, 24, 1.5) > 1.7
     assert gain(("llama-3.1-8b", "rtx-4090"), 2, 24, 1.5) == 0.0
     assert gain(("llama-3.1-8b", "rtx-4090"), 4, 16, 1.25) == 0.0
     assert gain(("llama-2-13b", "a100-40g"), 4, 16, 1.5) == 0.0
 
 
-def test_at_the_load_that_it_carries_a_split_is_at_its_limit():
+def test_at_its_maximum_load_a_split_is_at_its_limit():
     steps, target_s = steps_of(MACHINES[0], 32), 0.0252
     for prefilling in range(3):
         carried = carries(steps, 4, prefilling, target_s)
@@ -64,8 +64,8 @@ def test_at_the_load_that_it_carries_a_split_is_at_its_limit():
         assert pressure(steps, 4, prefilling, carried, target_s) == pytest.approx(1.0)
 
 
-def test_the_split_of_least_pressure_is_best():
-    """The more prompts, the more workers compute them; with few all do both, and with much time it matters little."""
+def test_the_split_with_least_pressure_is_best():
+    """The more prompts, the more prefill workers; with few, all do both, and with time to spare it matters little."""
     steps, target_s = steps_of(MACHINES[0], 32), 0.0252
     assert [best_split(steps, 4, prompts, target_s) for prompts in (0.1, 0.4, 1.2, 2.0)] == [0, 1, 2, 3]
     assert best_split(steps, 1, 0.5, target_s) == 0

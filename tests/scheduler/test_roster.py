@@ -1,4 +1,4 @@
-"""Which sleeping worker is woken first, and which sizes there is a worker for."""
+"""Which sleeping worker is woken first, and which sizes some worker can hold."""
 
 import pytest
 from hypothesis import settings
@@ -16,7 +16,7 @@ from tests.scheduler.driving import arrive, finish, placed, scheduler_with
 SIZES = st.sampled_from([0, 1, 99, 100, 101, 200, 1000])
 
 
-def test_a_warm_worker_is_woken_before_one_whose_process_has_ended() -> None:
+def test_a_warm_worker_is_woken_before_a_cold_one() -> None:
     """No request waits for a start while a warm worker has room."""
     scheduler = scheduler_with(workers=3)
     scheduler.handle(e.WorkerWakeTimeChanged(1.0, "w0", 5.0))
@@ -36,8 +36,8 @@ def test_a_worker_that_is_warm_again_is_first_again() -> None:
     assert placed(arrive(scheduler, "r2", 900, 6.0)) == {"r2": "w0"}
 
 
-def test_a_wake_time_of_a_worker_in_use_or_unknown_harms_nothing() -> None:
-    """A wake time may be reported late: its value counts when the worker sleeps."""
+def test_a_wake_time_of_an_active_or_unknown_worker_is_harmless() -> None:
+    """It may be reported late: its value counts when the worker sleeps."""
     scheduler = scheduler_with(workers=2)
     arrive(scheduler, "r1", 900, 1.0)
     assert scheduler.handle(e.WorkerWakeTimeChanged(2.0, "w0", 5.0)) == []
@@ -48,13 +48,13 @@ def test_a_wake_time_of_a_worker_in_use_or_unknown_harms_nothing() -> None:
 
 
 def test_a_negative_wake_time_is_refused() -> None:
-    """Nonsense changes nothing."""
+    """And changes nothing."""
     with pytest.raises(ValueError, match="wakes in -1"):
         scheduler_with().handle(e.WorkerWakeTimeChanged(1.0, "w0", -1.0))
 
 
-def test_a_worker_that_wakes_and_sleeps_for_years_is_noted_no_more_often() -> None:
-    """On a quiet daemon each request wakes a worker, which sleeps again after it: that takes no memory."""
+def test_a_worker_that_wakes_and_sleeps_for_years_takes_no_more_memory() -> None:
+    """On a quiet daemon each request wakes a worker, which sleeps again after it."""
     scheduler, now_s = scheduler_with(workers=2), 1.0
     for number in range(50):
         arrive(scheduler, f"r{number}", 900, now_s)
@@ -64,7 +64,7 @@ def test_a_worker_that_wakes_and_sleeps_for_years_is_noted_no_more_often() -> No
 
 
 class RosterMachine(RuleBasedStateMachine):
-    """Workers that come, go, wake, sleep and change, beside a look at every one of them."""
+    """Workers that come, go, wake, sleep and change, compared with a full scan."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Promises of the scheduler's shell around every policy: the queue, refusals, workers that die, drain and retire."""
+"""The scheduler's shell around every policy: the queue, refusals, workers that die, drain and retire."""
 
 import pytest
 
@@ -23,13 +23,13 @@ def test_a_request_of_exactly_the_capacity_is_served() -> None:
 
 
 def test_requests_wait_while_no_worker_is_known() -> None:
-    """Those who come before the first worker is up are served when it is."""
+    """Those that come before the first worker is up are served once it is."""
     scheduler = scheduler_with(workers=0)
     assert [e.QueueRequest("no room", "early")] == arrive(scheduler, "early", 10)
     assert placed(scheduler.handle(e.WorkerUp(1.0, "w", CAPACITY))) == {"early": "w"}
 
 
-def test_the_queue_goes_by_priority_then_first_come() -> None:
+def test_the_queue_goes_by_priority_then_arrival() -> None:
     """No request overtakes an equal one."""
     scheduler = scheduler_with(workers=1)
     arrive(scheduler, "running", CAPACITY)
@@ -41,14 +41,14 @@ def test_the_queue_goes_by_priority_then_first_come() -> None:
 
 
 def test_a_small_request_does_not_overtake_a_large_one() -> None:
-    """A large request is not starved by small ones that would fit beside the running."""
+    """A large request is not starved by small ones that would fit beside the running ones."""
     scheduler = scheduler_with(workers=1)
     arrive(scheduler, "running", 600)
     arrive(scheduler, "large", 900)
     assert [e.QueueRequest("no room", "small")] == arrive(scheduler, "small", 100)
 
 
-def test_who_lost_a_worker_goes_ahead_of_those_who_never_had_one() -> None:
+def test_displaced_requests_go_before_newcomers() -> None:
     """A stream that has begun is resumed before new ones begin."""
     scheduler = scheduler_with(workers=2)
     arrive(scheduler, "a", CAPACITY)
@@ -58,7 +58,7 @@ def test_who_lost_a_worker_goes_ahead_of_those_who_never_had_one() -> None:
     assert list(placed(finish(scheduler, "b", 1.0))) == ["a"]
 
 
-def test_the_death_of_a_worker_places_its_requests_elsewhere_at_once() -> None:
+def test_a_dead_worker_s_requests_are_placed_elsewhere_at_once() -> None:
     """A crash costs a prefill, not the request."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
@@ -78,7 +78,7 @@ def test_a_dead_source_or_destination_ends_the_move() -> None:
         check_cluster(scheduler.cluster)
 
 
-def test_the_late_answer_to_an_old_move_is_not_taken_for_the_new_one() -> None:
+def test_a_late_answer_to_an_old_move_does_not_affect_the_new_one() -> None:
     """After a crash, what the old destination still says changes nothing."""
     scheduler = scheduler_with(workers=3)
     arrive(scheduler, "a", 400)
@@ -91,8 +91,8 @@ def test_the_late_answer_to_an_old_move_is_not_taken_for_the_new_one() -> None:
     assert scheduler.cluster.requests["a"].worker.id == "w2"
 
 
-def test_a_request_that_ends_in_mid_move_frees_both_workers() -> None:
-    """A finish during a migration leaks nothing, and the move's own end is then no news."""
+def test_a_request_that_ends_during_a_move_frees_both_workers() -> None:
+    """Nothing leaks, and the move's own end is then ignored."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
     scheduler.handle(e.WorkerDraining(0.0, "w0"))
@@ -102,7 +102,7 @@ def test_a_request_that_ends_in_mid_move_frees_both_workers() -> None:
     assert [worker.used_bytes for worker in scheduler.cluster.workers.values()] == [0, 0]
 
 
-def test_a_drained_worker_is_emptied_then_retired_and_given_nothing() -> None:
+def test_a_draining_worker_is_emptied_then_retired_and_gets_nothing() -> None:
     """An operator can take a GPU out of service without breaking a stream."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
@@ -115,8 +115,8 @@ def test_a_drained_worker_is_emptied_then_retired_and_given_nothing() -> None:
     assert placed(scheduler.handle(e.WorkerResumed(5.0, "w0"))) == {"c": "w0"}
 
 
-def test_a_drain_goes_on_beside_a_request_that_no_worker_could_hold() -> None:
-    """Requests that wait for a lost or draining worker do not block the drain of another one."""
+def test_a_drain_proceeds_beside_a_request_that_no_worker_could_hold() -> None:
+    """Requests that wait for a lost or draining worker do not block another one's drain."""
     scheduler = scheduler_with(workers=2)
     scheduler.handle(e.WorkerUp(0.0, "large", 5000))
     arrive(scheduler, "a", 300)
@@ -126,7 +126,7 @@ def test_a_drain_goes_on_beside_a_request_that_no_worker_could_hold() -> None:
     assert moved(scheduler.handle(e.WorkerDraining(2.0, "w0"))) == {"a": "w1"}
 
 
-def test_a_drain_waits_for_room_and_for_those_that_wait() -> None:
+def test_a_drain_waits_for_room_and_for_waiting_requests() -> None:
     """A request that cannot move keeps running; none moves while another has no worker at all."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 600)
@@ -139,8 +139,8 @@ def test_a_drain_waits_for_room_and_for_those_that_wait() -> None:
     assert moved(scheduler.handle(e.EpochStarted(3.0))) == {"a": "w1"}
 
 
-def test_who_could_be_held_by_nobody_now_does_not_block_the_queue() -> None:
-    """While the only large worker is drained, requests for the others go on being served."""
+def test_a_request_that_currently_fits_nowhere_does_not_block_the_queue() -> None:
+    """While the only large worker is drained, requests for the others are still served."""
     scheduler = scheduler_with(workers=1)
     scheduler.handle(e.WorkerUp(0.0, "large", 5000))
     scheduler.handle(e.WorkerDraining(0.0, "large"))
@@ -149,8 +149,8 @@ def test_who_could_be_held_by_nobody_now_does_not_block_the_queue() -> None:
     assert placed(scheduler.handle(e.WorkerResumed(1.0, "large"))) == {"big": "large"}
 
 
-def test_who_could_be_held_by_nobody_costs_the_policy_nothing() -> None:
-    """While a model's only worker is drained a thousand may wait, and each event would ask for each of them."""
+def test_a_request_that_currently_fits_nowhere_costs_the_policy_nothing() -> None:
+    """While a model's only worker is drained a thousand may wait, and each event would ask about each of them."""
     scheduler = scheduler_with(workers=1)
     scheduler.handle(e.WorkerDraining(0.0, "w0"))
     for name in "abc":
@@ -163,8 +163,8 @@ def test_who_could_be_held_by_nobody_costs_the_policy_nothing() -> None:
     assert asked == ["a", "b", "c"]
 
 
-def test_a_policy_that_fails_over_one_request_costs_no_other_its_turn() -> None:
-    """Whoever was passed over before it is still the next."""
+def test_a_policy_failure_on_one_request_costs_no_other_its_turn() -> None:
+    """Whoever was passed over before it is still next."""
     scheduler = scheduler_with(1)
     scheduler.handle(e.WorkerCapacityChanged(0.0, "w0", 100))
     arrive(scheduler, "large", 500)
@@ -184,7 +184,7 @@ def test_an_empty_worker_is_retired_after_the_delay() -> None:
 
 
 def test_slots_are_respected_like_bytes() -> None:
-    """A worker with its running places taken is full, whatever memory it has left."""
+    """A worker with all slots taken is full, whatever memory it has left."""
     scheduler = scheduler_with(slots=2)
     names = [f"r{number}" for number in range(5)]
     commands = [command for name in names for command in arrive(scheduler, name, 1)]
@@ -201,7 +201,7 @@ def test_lost_capacity_is_not_used_and_returned_capacity_is() -> None:
     assert placed(scheduler.handle(e.WorkerCapacityChanged(1.0, "w0", 1000))) == {"a": "w0"}
 
 
-def test_what_fits_is_judged_one_horizon_ahead() -> None:
+def test_fit_is_judged_one_horizon_ahead() -> None:
     """Room that running requests are about to take is not given away."""
     scheduler = scheduler_with(workers=2, cluster=ClusterSettings(horizon_s=10.0))
     arrive(scheduler, "a", 400)
@@ -220,7 +220,7 @@ def test_what_fits_is_judged_one_horizon_ahead() -> None:
         e.WorkerResumed(1.0, "unknown"),
     ],
 )
-def test_an_event_that_cannot_be_raises_and_changes_nothing(event: e.AnyEvent) -> None:
+def test_an_impossible_event_raises_and_changes_nothing(event: e.AnyEvent) -> None:
     """A bug elsewhere gets an error that says where, and the scheduler's records stay right."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
@@ -263,8 +263,8 @@ def test_impossible_times_and_sizes_raise_and_change_nothing(event: e.AnyEvent) 
         e.WorkerResumed(1.0, "w0"),
     ],
 )
-def test_a_late_or_repeated_message_is_no_news(event: e.AnyEvent) -> None:
-    """Messages cross on the wire; the second telling of a thing does nothing."""
+def test_a_late_or_repeated_message_is_ignored(event: e.AnyEvent) -> None:
+    """Messages cross on the wire; hearing a thing twice changes nothing."""
     scheduler = scheduler_with()
     arrive(scheduler, "a", 400)
     assert scheduler.handle(event) == []

@@ -1,4 +1,4 @@
-"""Blocks that several requests hold count once on their worker, and are given out once when one of them leaves."""
+"""Blocks that several requests hold count once on their worker, and stay taken while one of them remains."""
 
 import json
 
@@ -16,7 +16,7 @@ PROMPT, OWN = 280, 20
 
 
 def chats(scheduler: Scheduler, count: int) -> None:
-    """Chats with one long system prompt begin, and their workers tell what they share."""
+    """Start chats with one long system prompt, whose workers report what they share."""
     for number in range(count):
         name = f"chat{number}"
         worker = placed(arrive(scheduler, name, PROMPT + OWN))[name]
@@ -34,8 +34,8 @@ def test_chats_with_one_system_prompt_run_where_it_fits_once(policy: str) -> Non
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_one_who_leaves_frees_only_what_nobody_else_holds(policy: str) -> None:
-    """The system prompt stays as long as somebody uses it; how much was free is known when the worker tells."""
+def test_a_leaving_request_frees_only_what_it_does_not_share(policy: str) -> None:
+    """The system prompt stays as long as somebody uses it; the worker's report says how much was freed."""
     scheduler = scheduler_with(workers=1, policy=policy)
     chats(scheduler, 10)
     before = scheduler.cluster.workers["w0"].used_bytes
@@ -50,7 +50,7 @@ def test_one_who_leaves_frees_only_what_nobody_else_holds(policy: str) -> None:
     assert (worker.used_bytes, worker.shared_bytes) == (0, 0)
 
 
-def test_one_who_moves_is_counted_in_full_where_it_goes() -> None:
+def test_a_moving_request_is_counted_in_full_at_its_destination() -> None:
     """The destination may share nothing of it: only what a worker reports is shared."""
     scheduler = scheduler_with(workers=2, policy="most-free")
     chats(scheduler, 2)

@@ -20,7 +20,7 @@ Came = tuple[int, int, int]
 
 
 def bound_s(came_s: float, priority: int) -> float:
-    """Return when the last may come that goes before: a class lasts `age_s`, as does the difference within one."""
+    """Return the latest arrival that still goes before: a class lasts `age_s`, as does the difference within one."""
     return came_s + (class_of(priority) - HIGH + 1) * AGE_S
 
 
@@ -32,10 +32,10 @@ def bound_s(came_s: float, priority: int) -> float:
     ),
     flood=st.lists(st.sampled_from(PRIORITIES), min_size=1, max_size=3),
 )
-def test_whoever_comes_everybody_is_served_as_if_it_had_come_that_much_later(
+def test_every_request_is_served_as_if_it_had_arrived_later_by_its_bound(
     policy: str, come: list[Came], flood: list[int]
 ) -> None:
-    """Then each second one ends and more come, without end: only those that came by its bound go before."""
+    """Every second request ends while more come, without end: only those that came by its bound go before."""
     priorities = Priorities(age_s=AGE_S, hole_s=0.0, suspend=False)
     scheduler = scheduler_with(1, policy, slots=3, cluster=ClusterSettings(priorities=priorities))
     came: dict[str, tuple[float, int]] = {}

@@ -1,4 +1,4 @@
-"""The records of workers and requests: what a new one says, what their sums mean, and which steps there are."""
+"""The records of workers and requests: initial values, sums and legal transitions."""
 
 from itertools import product
 
@@ -29,7 +29,7 @@ def request() -> Request:
 
 
 def test_a_new_worker_is_asleep_empty_warm_and_trusted() -> None:
-    """Whatever a record began with by mistake would count as memory or as requests for as long as the worker lives."""
+    """A wrong initial value would count as memory or as requests for as long as the worker lives."""
     new = worker()
     assert (new.id, new.machine, new.rank, new.order) == ("w0", 2, 7, -1)
     assert (new.state, new.steady, new.slots, new.offered_slots) == (Duty.ASLEEP, True, 4, 4)
@@ -42,7 +42,7 @@ def test_a_new_worker_is_asleep_empty_warm_and_trusted() -> None:
 
 
 def test_a_new_request_waits_for_any_worker() -> None:
-    """It is nobody's, may be moved once it runs, and has what it was admitted with."""
+    """It belongs to none, may be moved once it runs, and has what it was admitted with."""
     new = request()
     assert (new.id, new.kv_bytes, new.priority, new.sequence) == ("r0", 100, 1, 5)
     assert (new.state, new.worker, new.destination, new.pinned) == (RequestState.WAITING, None, None, False)
@@ -53,7 +53,7 @@ def test_a_new_request_waits_for_any_worker() -> None:
 
 
 @given(capacity=BYTES, used=BYTES, shared=BYTES, leaving=BYTES, size=BYTES)
-def test_bytes_are_free_held_and_freed_as_the_sums_say(
+def test_free_held_and_freed_bytes_follow_from_the_sums(
     capacity: int, used: int, shared: int, leaving: int, size: int
 ) -> None:
     """A leaving request frees only what no other may hold, and an overfilled worker owes what it lacks."""
@@ -66,15 +66,15 @@ def test_bytes_are_free_held_and_freed_as_the_sums_say(
 
 
 @pytest.mark.parametrize(("state", "pinned"), list(product(RequestState, (False, True))))
-def test_only_what_runs_unpinned_may_be_moved(state: RequestState, pinned: bool) -> None:
-    """A policy never takes a request from under an operator, nor one that is under way already."""
+def test_only_unpinned_running_requests_may_be_moved(state: RequestState, pinned: bool) -> None:
+    """A policy never overrides an operator, nor moves a request that is already moving."""
     one = request()
     one.state, one.pinned = state, pinned
     assert one.is_movable == (state is RequestState.RUNNING and not pinned)
 
 
-def test_a_step_that_the_table_lacks_is_told_with_what_was_tried() -> None:
-    """A bug is seen where it happens, with the names that a developer needs, and changes nothing."""
+def test_a_transition_that_the_table_lacks_raises_with_details() -> None:
+    """A bug shows where it happens, with the names that a developer needs, and changes nothing."""
     one, other = worker(), request()
     for duty, event in product(Duty, {event for _, event in WORKER_TRANSITIONS}):
         one.state = duty

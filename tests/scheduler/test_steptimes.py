@@ -25,7 +25,7 @@ ANY_STEP = st.tuples(st.floats(1e-6, 100.0), st.integers(0, 500), st.integers(0,
 
 
 def learned(costs: StepCosts, chance: random.Random, steps: int, noise: float = 0.03) -> StepTimes:
-    """Return what is learned of a worker whose steps take that long, each wrong by some `noise`."""
+    """Return what is learned of a worker whose steps take that long, each off by some `noise`."""
     times = StepTimes()
     for _ in range(steps):
         decodes, prompt_tokens = chance.randrange(1, 65), chance.choice((0, 0, chance.randrange(1, 2048)))
@@ -34,8 +34,8 @@ def learned(costs: StepCosts, chance: random.Random, steps: int, noise: float = 
 
 
 @given(COSTS, st.integers(0, 2**32))
-def test_what_steps_take_is_learned_through_noise(costs: StepCosts, seed: int) -> None:
-    """Predictions that are off cost slots or late tokens: they are right within a few per cent."""
+def test_step_costs_are_learned_through_noise(costs: StepCosts, seed: int) -> None:
+    """Bad predictions cost slots or late tokens: they are right within a few per cent."""
     found = learned(costs, random.Random(seed), 600).costs
     assert found is not None
     for decodes, prompt_tokens in ((8, 0), (32, 0), (64, 0), (16, 256), (32, 2048)):
@@ -44,7 +44,7 @@ def test_what_steps_take_is_learned_through_noise(costs: StepCosts, seed: int) -
 
 @given(COSTS, st.integers(0, 2**32))
 def test_without_noise_each_cost_is_found(costs: StepCosts, seed: int) -> None:
-    """Not only their sum: the share of a prompt is what the daemon takes off a step."""
+    """Not only their sum: the daemon subtracts a prompt's share from a step."""
     found = learned(costs, random.Random(seed), 400, noise=0.0).costs
     assert found is not None
     for decodes, prompt_tokens in ((0, 1000), (64, 0)):
@@ -64,8 +64,8 @@ def test_no_cost_is_negative(steps: list[tuple[float, int, int]]) -> None:
 
 
 @given(st.floats(1e-5, 10.0), st.integers(0, 500), st.integers(0, 8192))
-def test_steps_that_are_all_alike_are_predicted(step_s: float, decodes: int, prompt_tokens: int) -> None:
-    """One kind of step cannot tell base from share; their sum is right all the same."""
+def test_identical_steps_are_predicted(step_s: float, decodes: int, prompt_tokens: int) -> None:
+    """One kind of step cannot separate the base from the share; their sum is right all the same."""
     times = StepTimes()
     for _ in range(1000):
         times.stepped(step_s, decodes, prompt_tokens)
@@ -75,8 +75,8 @@ def test_steps_that_are_all_alike_are_predicted(step_s: float, decodes: int, pro
         assert found.step_s(decodes, prompt_tokens) == pytest.approx(step_s, rel=0.01)
 
 
-def test_there_is_no_fit_of_a_few_steps() -> None:
-    """The first steps of a process are slow for reasons of their own."""
+def test_a_few_steps_give_no_fit() -> None:
+    """A process's first steps are slow for reasons of their own."""
     times = StepTimes()
     for _ in range(LEAST_STEPS - 1):
         times.stepped(0.01, 4, 0)
@@ -98,8 +98,8 @@ def test_a_worker_that_becomes_slower_is_noticed() -> None:
     assert found.step_s(32, 500) == pytest.approx(0.03 + 32 * 3e-4 + 500 * 3e-5, rel=0.05)
 
 
-def test_hours_of_decoding_do_not_wash_out_what_a_prompt_costs() -> None:
-    """The prompt after them would else delay everybody, to be learned anew."""
+def test_hours_of_decoding_do_not_erase_a_prompt_s_cost() -> None:
+    """Else the next prompt would delay everybody, to be learned anew."""
     costs = StepCosts(0.02, 1e-4, 2e-4)
     times = learned(costs, random.Random(3), 400)
     for _ in range(20_000):
@@ -117,8 +117,8 @@ def test_one_step_that_hangs_changes_little() -> None:
     assert times.costs.step_s(8) == pytest.approx(0.0208, rel=0.05)
 
 
-def test_prompts_get_what_the_target_leaves() -> None:
-    """Decodes first: (60 - 30 - 10) ms at 0.25 ms a token; never less than a prompt needs to get on."""
+def test_prompts_get_the_time_that_the_target_leaves() -> None:
+    """Decodes first: (60 - 30 - 10) ms at 0.25 ms a token; never less than a prompt needs to make progress."""
     costs = StepCosts(0.03, 0.001, 0.00025)
     assert costs.prompt_tokens_within(0.06, 10) == pytest.approx(80)
     assert costs.prompt_tokens_within(0.04, 10) == LEAST_TOKENS
@@ -126,7 +126,7 @@ def test_prompts_get_what_the_target_leaves() -> None:
     assert StepCosts(0.03, 0.001, 0.0).prompt_tokens_within(0.06, 10) == float("inf")
 
 
-def test_a_fit_is_not_trusted_far_beyond_what_it_has_seen() -> None:
+def test_a_fit_is_not_trusted_far_beyond_its_data() -> None:
     """Small prompts are free on a large GPU; thousands of tokens are not: they come by doubling."""
     times = StepTimes()
     for _ in range(100):
@@ -142,7 +142,7 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-def test_no_costs_fit_the_steps_better_of_those_that_are_not_negative(
+def test_no_other_non_negative_costs_fit_the_steps_better(
     steps: list[tuple[float, int, int, float]],
 ) -> None:
     """A cost that is left out is zero, and which one is left out is not a matter of taste."""
@@ -163,7 +163,7 @@ def test_no_costs_fit_the_steps_better_of_those_that_are_not_negative(
     assert misfit(np.array(found)) <= best + 1e-3 * len(steps)
 
 
-def test_a_step_counts_a_third_after_as_many_later_ones_as_are_remembered() -> None:
+def test_a_step_s_weight_falls_to_a_third_over_the_memory() -> None:
     """Slower forgetting would give a worker yesterday's prompts; faster, the last second's noise."""
     times = StepTimes()
     for _ in range(20 * REMEMBERED_STEPS):

@@ -1,4 +1,4 @@
-"""Suspensions: a low request gives its room to a high one, as the last resort, seldom, and waits ahead of its class."""
+"""Suspensions: as the last resort a low request yields its room to a high one, and resumes ahead of its class."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ from tests.scheduler.machine import PolicyMachine
 
 
 def full(policy: str = "mell-plus", **settings: float | bool) -> Scheduler:
-    """Two full workers with low requests of 200 and 300 bytes on the one and of 250 on the other."""
+    """Return two full workers with low requests of 200 and 300 bytes on the one and of 250 on the other."""
     scheduler = scheduler_with(2, policy, cluster=ClusterSettings(priorities=Priorities(**settings)))  # type: ignore[arg-type]
     lay_out(scheduler, {"n": 500, "low200": 200, "low300": 300}, {"m": 750, "low250": 250})
     for name, request in scheduler.cluster.requests.items():
@@ -29,12 +29,12 @@ def full(policy: str = "mell-plus", **settings: float | bool) -> Scheduler:
 
 
 def epoch(scheduler: Scheduler, at_s: float) -> list[e.AnyCommand]:
-    """The next look at the queue."""
+    """Look at the queue again."""
     return scheduler.handle(e.EpochStarted(at_s))
 
 
 def high(scheduler: Scheduler, kv_bytes: int, at_s: float = 0.0, name: str = "high") -> list[e.AnyCommand]:
-    """A high request arrives, finds no room, and waits until the next epoch."""
+    """Add a high request that finds no room and waits until the next epoch."""
     assert of_kind(arrive(scheduler, name, kv_bytes, at_s, -1), e.QueueRequest)
     return epoch(scheduler, at_s)
 
@@ -46,8 +46,8 @@ def suspended(commands: list[e.AnyCommand]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("kv_bytes", "loser", "worker"), [(150, "low200", "w0"), (220, "low250", "w1")])
 @pytest.mark.parametrize("policy", ["mell-plus", "mell-slo"])
-def test_the_smallest_that_suffices_gives_its_room(policy: str, kv_bytes: int, loser: str, worker: str) -> None:
-    """The high one is placed at once; the low one is told to wait, and goes ahead of newcomers of its class."""
+def test_the_smallest_sufficient_request_is_suspended(policy: str, kv_bytes: int, loser: str, worker: str) -> None:
+    """The high one is placed at once; the low one is queued ahead of newcomers of its class."""
     scheduler = full(policy)
     commands = high(scheduler, kv_bytes)
     assert suspended(commands) == {loser: worker}
@@ -58,21 +58,21 @@ def test_the_smallest_that_suffices_gives_its_room(policy: str, kv_bytes: int, l
     assert next(iter(placed(finish(scheduler, "high", 2.0)).items())) == (loser, worker)
 
 
-def test_nobody_is_suspended_where_one_alone_does_not_suffice() -> None:
+def test_nothing_is_suspended_where_one_alone_does_not_suffice() -> None:
     """Two together would; the high one waits."""
     assert suspended(high(full(), 310)) == {}
 
 
-def test_only_the_high_are_made_room_for_and_by_their_own_class() -> None:
-    """A normal one waits, however long."""
+def test_only_requests_of_the_high_class_cause_suspensions() -> None:
+    """Ageing does not count: a normal one waits, however long."""
     scheduler = full()
     arrive(scheduler, "normal", 150)
     for at_s in (0.0, 70.0, 140.0):
         assert suspended(epoch(scheduler, at_s)) == {}
 
 
-def test_only_the_low_are_suspended_and_none_that_is_pinned_or_moves() -> None:
-    """Of the three low ones none may leave: nobody does."""
+def test_only_low_unpinned_resting_requests_are_suspended() -> None:
+    """If none of three low ones may leave, none does."""
     scheduler = full()
     requests = scheduler.cluster.requests
     scheduler.cluster.pin(requests[RequestId("low200")])
@@ -83,7 +83,7 @@ def test_only_the_low_are_suspended_and_none_that_is_pinned_or_moves() -> None:
 
 
 def test_moves_and_sleeping_workers_come_first() -> None:
-    """Where a hole can be made, or somebody woken, nobody is suspended."""
+    """Where a hole can be made, or a worker woken, nothing is suspended."""
     scheduler = scheduler_with(2, "mell-plus")
     lay_out(scheduler, {"n": 550, "low300": 300}, {"m": 600})
     scheduler.cluster.requests[RequestId("low300")].priority = 1
@@ -97,14 +97,14 @@ def test_moves_and_sleeping_workers_come_first() -> None:
     assert suspended(commands) == {}
 
 
-def test_switched_off_or_with_a_policy_that_may_still_refuse_nobody_is_suspended() -> None:
+def test_nothing_is_suspended_if_switched_off_or_the_policy_may_refuse() -> None:
     """`suspend` false; the paper's policy."""
     assert suspended(high(full(suspend=False), 150)) == {}
     assert suspended(high(full("mell"), 150)) == {}
 
 
-def test_twice_at_most_and_ten_seconds_apart() -> None:
-    """The same low one gives its room again only later, and the third time never."""
+def test_a_request_is_suspended_twice_at_most_and_ten_seconds_apart() -> None:
+    """The same low one yields its room again only later, and the third time never."""
     scheduler = scheduler_with(1, "mell-plus")
     lay_out(scheduler, {"n": 800})
     assert placed(arrive(scheduler, "low", 200, 0.0, 1))
@@ -118,7 +118,7 @@ def test_twice_at_most_and_ten_seconds_apart() -> None:
     check_cluster(scheduler.cluster)
 
 
-def test_the_log_and_why_tell_of_it() -> None:
+def test_the_log_and_the_story_record_a_suspension() -> None:
     """The low one's story says where it was, for what, and that its tokens are kept."""
     commands = high(full(), 150)
     arrived = fact_records(e.RequestArrived(0.0, RequestId("low200"), 200, 200))
@@ -139,19 +139,19 @@ class Crowd(PolicyMachine):
         self.start(2, 1000, cluster, (None, None))
 
     def end(self, name: str) -> None:
-        """The request is done, and its move with it."""
+        """End the request, and its move with it."""
         self.books.forget(name)
         self.tell(e.RequestFinished(self.now_s, RequestId(name)))
 
     def running(self) -> list[str]:
-        """The requests that have a worker."""
+        """Return the requests that have a worker."""
         return [name for name, worker in self.books.at.items() if worker]
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([-1, 0, 1, 2]), st.integers(200, 1400), st.booleans()), min_size=8))
-def test_however_many_come_nothing_is_lost_and_nobody_starves(steps: list[tuple[int, int, bool]]) -> None:
-    """All of the auditor's laws hold, and as others end everybody is placed, as often as he was suspended."""
+def test_under_any_load_nothing_is_lost_and_nobody_starves(steps: list[tuple[int, int, bool]]) -> None:
+    """All of the auditor's laws hold, and as others end every request is placed, as often as it was suspended."""
     crowd = Crowd()
     for number, (priority, kv_bytes, one_ends) in enumerate([(1, 1100, False)] * 4 + steps):
         crowd.arrive([kv_bytes], priority, "", "")

@@ -1,4 +1,4 @@
-"""Promises of the waiting queue."""
+"""The waiting queue."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(-1, 1), st.
 def waiting(
     queue: WaitingQueue, name: str, sequence: int, client: str = "", priority: int = 0, size: int = 1
 ) -> Request:
-    """One more request that waits."""
+    """Add one more waiting request."""
     request = Request(name, size, priority, sequence)
     request.client = client
     queue.add(request)
@@ -21,7 +21,7 @@ def waiting(
 
 
 def order(queue: WaitingQueue, requests: dict[str, Request]) -> list[str]:
-    """Everyone is given room, one after the other."""
+    """Give each request room, one after the other; return them in that order."""
     served = []
     while (name := queue.head(0.0)) is not None:
         queue.begin(requests[name])
@@ -30,8 +30,8 @@ def order(queue: WaitingQueue, requests: dict[str, Request]) -> list[str]:
 
 
 @given(STEPS)
-def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool, bool, int, int]]) -> None:
-    """However requests come and give up, the order is class, displaced, first come."""
+def test_the_head_is_always_the_first_in_order(steps: list[tuple[bool, bool, int, int]]) -> None:
+    """However requests come and give up: class, then displaced, then arrival."""
     queue = WaitingQueue()
     expected: dict[str, tuple[int, bool, int]] = {}
     requests = {}
@@ -51,7 +51,7 @@ def test_the_head_is_always_the_first_of_those_that_wait(steps: list[tuple[bool,
     assert order(queue, requests) == ranked if steps else True
 
 
-def test_who_is_passed_over_keeps_the_place() -> None:
+def test_a_request_that_is_passed_over_keeps_its_place() -> None:
     """Passing over is for one round of serving only."""
     queue = WaitingQueue()
     displaced = Request("lost", 1, 0, 9)
@@ -71,8 +71,8 @@ ARRIVALS = st.lists(
 
 
 @given(ARRIVALS)
-def test_within_a_client_the_order_is_priority_then_first_come(arrivals: list[tuple[str, int, int]]) -> None:
-    """Fairness among clients never turns one client's own order round, and priority goes before fairness."""
+def test_one_client_s_requests_go_by_priority_then_arrival(arrivals: list[tuple[str, int, int]]) -> None:
+    """Fairness among clients never reverses one client's own order, and priority goes before fairness."""
     queue = WaitingQueue()
     requests = {
         f"r{number}": waiting(queue, f"r{number}", number, client, priority, size)
@@ -87,8 +87,8 @@ def test_within_a_client_the_order_is_priority_then_first_come(arrivals: list[tu
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.data())
-def test_while_two_wait_neither_gets_more_than_a_request_ahead(sizes: list[int], data: st.DataObject) -> None:
-    """A client with a thousand requests in the line has no more of the machine than one with a few."""
+def test_of_two_waiting_clients_neither_is_more_than_a_request_ahead(sizes: list[int], data: st.DataObject) -> None:
+    """A client with a thousand requests in the queue gets no more of the machine than one with a few."""
     queue = WaitingQueue()
     names = [f"{client}{number}" for number in range(len(sizes)) for client in "ab"]
     requests = {
@@ -106,8 +106,8 @@ def test_while_two_wait_neither_gets_more_than_a_request_ahead(sizes: list[int],
 
 
 @given(st.integers(1, 200), st.integers(0, 30))
-def test_who_comes_last_waits_for_one_request_at_most_of_each_other(before: int, already_served: int) -> None:
-    """A newcomer is not behind a long line of somebody else's, and a long-served client owes no more than its share."""
+def test_a_newcomer_waits_for_at_most_one_request_of_each_client(before: int, already_served: int) -> None:
+    """It is not behind somebody else's long queue, and a long-served client owes no more than its share."""
     queue = WaitingQueue()
     requests = {f"a{number}": waiting(queue, f"a{number}", number, "a", size=10) for number in range(before)}
     for _ in range(min(already_served, before)):
@@ -116,7 +116,7 @@ def test_who_comes_last_waits_for_one_request_at_most_of_each_other(before: int,
     assert "b" in order(queue, requests)[:2]
 
 
-def test_who_was_away_has_saved_nothing_up() -> None:
+def test_an_absent_client_accumulates_no_credit() -> None:
     """A night alone on the machine is not held against anybody in the morning."""
     queue = WaitingQueue()
     for number in range(100):
@@ -134,7 +134,7 @@ def test_who_was_away_has_saved_nothing_up() -> None:
 
 
 def test_growth_counts_as_service() -> None:
-    """Long answers are paid for like long prompts."""
+    """Long answers are charged like long prompts."""
     queue = WaitingQueue()
     requests = {
         f"{c}{n}": waiting(queue, f"{c}{n}", 10 * n + i, c, size=10) for n in range(3) for i, c in enumerate("ab")
@@ -144,8 +144,8 @@ def test_growth_counts_as_service() -> None:
     assert order(queue, requests) == ["b0", "b1", "b2", "a1", "a2"]
 
 
-def test_who_is_served_without_waiting_has_saved_nothing_up_either() -> None:
-    """Room for a small request of a client that was away does not bring that client ahead of those that wait."""
+def test_an_immediately_served_client_accumulates_no_credit_either() -> None:
+    """Room for a small request of an absent client does not bring it ahead of those in the queue."""
     queue = WaitingQueue()
     for number in range(2):
         queue.begin(Request(f"a{number}", 100, 0, number, client="a"))
@@ -154,8 +154,8 @@ def test_who_is_served_without_waiting_has_saved_nothing_up_either() -> None:
     assert (queue.share.served_bytes("a"), queue.share.served_bytes("b")) == (200, 110)
 
 
-def test_of_too_many_the_greediest_clients_last_goes() -> None:
-    """The client with the longest line makes room for the others; the least urgent go first of all."""
+def test_the_greediest_client_s_last_request_is_shed() -> None:
+    """The client with the most in the queue makes room for the others; the least urgent go first of all."""
     queue = WaitingQueue()
     for number in range(4):
         waiting(queue, f"a{number}", number, "a")
@@ -166,10 +166,10 @@ def test_of_too_many_the_greediest_clients_last_goes() -> None:
 
 
 @given(ARRIVALS, st.sampled_from("abcde"), st.sampled_from([0, 1, 2]))
-def test_who_would_go_is_known_before_it_comes(
+def test_the_victim_is_known_before_the_newcomer_is_added(
     arrivals: list[tuple[str, int, int]], client: str, priority: int
 ) -> None:
-    """A request that would be sent away at once is refused before anything is done for it, and no other is."""
+    """A request that would be shed at once is refused before anything is done for it, and no other is."""
     queue = WaitingQueue()
     for number, (other, size, theirs) in enumerate(arrivals):
         waiting(queue, f"r{number}", number, other, theirs, size)
@@ -178,7 +178,7 @@ def test_who_would_go_is_known_before_it_comes(
     assert expected == (queue.last(0.0) is newcomer)
 
 
-def test_of_clients_with_as_many_the_newcomer_goes() -> None:
+def test_with_equally_greedy_clients_the_newcomer_is_shed() -> None:
     """No waiting request is shed for a client that has as many in the queue."""
     queue = WaitingQueue()
     for number, name in enumerate(("a0", "b0", "b1", "a1")):
@@ -196,7 +196,7 @@ WAITS = st.lists(
 
 @given(WAITS)
 def test_nobody_starves(waits: list[tuple[int, int, bool, int]]) -> None:
-    """Whoever comes, nobody is passed by another priority if all of that came much later."""
+    """No request is passed by another priority's requests that all came much later."""
     queue = WaitingQueue(Priorities(age_s=AGE_S))
     requests: dict[str, Request] = {}
     now_s = 0.0
@@ -215,8 +215,8 @@ def test_nobody_starves(waits: list[tuple[int, int, bool, int]]) -> None:
                         assert oldest_s <= other.arrived_s + between * AGE_S
 
 
-def test_a_low_one_that_has_waited_counts_as_normal_and_then_as_high() -> None:
-    """Age lifts a class at a time; the priority decides between those that are equally urgent then."""
+def test_ageing_lifts_a_low_request_to_normal_and_then_to_high() -> None:
+    """One class at a time; among equally urgent ones the priority then decides."""
     queue = WaitingQueue(Priorities(age_s=60.0))
     for number, (name, priority, at_s) in enumerate([("low", 5, 0.0), ("normal", 0, 50.0), ("high", -1, 100.0)]):
         queue.add(Request(name, 1, priority, number, at_s))
@@ -237,7 +237,7 @@ OLD_BY_ANOTHER = [(0, 0, False, 0), (0, -7, False, 0), (0, 0, False, 0), (int(2 
 def test_the_least_urgent_is_shed_and_known_before(
     waits: list[tuple[int, int, bool, int]], client: str, priority: int
 ) -> None:
-    """Of those with the least urgent class after ageing, never one with another that is less urgent and newer."""
+    """By the aged class; never while another is less urgent and newer."""
     queue = WaitingQueue(Priorities(age_s=AGE_S))
     now_s = 0.0
     for number, (later_s, theirs, _, _) in enumerate(waits):
@@ -253,7 +253,7 @@ def test_the_least_urgent_is_shed_and_known_before(
 
 
 def test_with_one_priority_age_changes_nothing() -> None:
-    """A client with a long line does not go first because its requests have waited: fair shares are kept."""
+    """A client with a long queue does not go first because its requests have waited: shares stay fair."""
     queue = WaitingQueue(Priorities(age_s=1.0))
     requests = {name: waiting(queue, name, number, name[0]) for number, name in enumerate(("a0", "a1", "a2"))}
     queue.begin(requests["a0"])

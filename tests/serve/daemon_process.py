@@ -1,4 +1,4 @@
-"""A real daemon, as a user starts it: `melld serve` in a process of its own, with CPU workers."""
+"""A real daemon, as a user starts it: `melld serve` in its own process, with CPU workers."""
 
 import json
 import os
@@ -28,7 +28,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class DaemonProcess:
-    """`melld serve` and what it prints.  Every wait is for a line or for the process's end, never for time to pass."""
+    """`melld serve` and its output.  Every wait is for a line or for the process's end, never for time to pass."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DaemonProcess:
         self._new.put(None)
 
     def wait_for(self, text: str, deadline_s: float = PATIENCE_S) -> str:
-        """The next line that holds `text`; fails with all that was printed when the process ends before it."""
+        """Return the next line that holds `text`; fail with all output if the process ends before it."""
         while True:
             try:
                 line = self._new.get(timeout=deadline_s)
@@ -94,34 +94,34 @@ class DaemonProcess:
                 return line
 
     def wait_ready(self) -> Self:
-        """Return when it serves."""
+        """Return once it serves."""
         self.wait_for("melld: ready")
         self.url = self.wait_for("/v1").split()[-1].removesuffix("/v1")
         return self
 
     def wait_end(self, deadline_s: float = PATIENCE_S) -> int:
-        """Its exit code."""
+        """Return its exit code."""
         code = self.process.wait(deadline_s)
         while (line := self._new.get(timeout=deadline_s)) is not None:
             self.lines.append(line)
         return code
 
     def melld(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Another `melld` command, told where this daemon is."""
+        """Run another `melld` command, told where this daemon is."""
         return run_melld(*words, "--runtime-directory", str(self.runtime_directory))
 
     def status(self) -> dict[str, Any]:
-        """What `melld status --json` prints, asked without a process."""
+        """Return what `melld status --json` prints, without starting a process."""
         result: dict[str, Any] = json.loads(ControlClient([self.runtime_directory], answer_s=PATIENCE_S).status())
         return result
 
     def get(self, path: str) -> str:
-        """The text at a path of the API."""
+        """Return the text at a path of the API."""
         with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as answer:  # noqa: S310  a URL of ours
             return str(answer.read().decode())
 
     def stop(self) -> int:
-        """End it as an operator would; its exit code."""
+        """End it as an operator would; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:

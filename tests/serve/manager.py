@@ -11,7 +11,7 @@ from tests.patience import PATIENCE_S
 
 @contextlib.contextmanager
 def manager_at(path: Path) -> Iterator[socket.socket]:
-    """What a service manager listens on."""
+    """Return what a service manager listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
         manager.settimeout(PATIENCE_S)
@@ -19,7 +19,7 @@ def manager_at(path: Path) -> Iterator[socket.socket]:
 
 
 def forget_heard(manager: socket.socket) -> None:
-    """A line of which nothing is taken has no room for the next message."""
+    """Forget what was read: an unread line would leave no room for the next message."""
     while select.select([manager], [], [], 0)[0]:
         manager.recv(4096)
 

@@ -1,4 +1,4 @@
-"""A driver, planner, executor and fleet as they are, without workers: what would be written to them is kept."""
+"""A real driver, planner, executor and fleet without workers: what would be written to them is kept."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ W0, W1, W2 = (WorkerId(name) for name in ("w0", "w1", "w2"))
 
 
 class OfflineFleet(Fleet):
-    """A fleet whose workers are ready when it is said so, and whose wires end here."""
+    """A fleet whose workers become ready on demand, and whose wires end here."""
 
     def __init__(self, driver: Any, clock: Any) -> None:
         self.slots = {
@@ -54,7 +54,7 @@ class OfflineFleet(Fleet):
 
 
 class OfflineDaemon:
-    """Three workers that share their memory, a driver that places one by one, and a clock that the test sets."""
+    """Three workers that share their memory, a driver that places one by one, and the test's clock."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class OfflineDaemon:
         self.fleet.worker_said(self.fleet.slots[name], ready, [])
 
     def admit(self, name: str, blocks: int) -> RequestId:
-        """A request that has come so far on the worker that it was given to."""
+        """Add a request that has come this far on the worker that it was given to."""
         tokens = blocks * BLOCK_TOKENS - 1
         self.fleet.admit(SimpleNamespace(
             request_id=name, prompt_token_ids=[1] * tokens, prompt_embeds=None, pooling_params=None, priority=0,
@@ -110,11 +110,11 @@ class OfflineDaemon:
         return asyncio.get_running_loop().create_task(self.driver.migrate(request, destination, via))
 
     def begun(self) -> dict[str, WorkerId]:
-        """Who was told to describe which request: the first word of every migration."""
+        """Return which worker was asked to describe which request: the first message of every migration."""
         return {one.request: to for to, one in self.fleet.sent if isinstance(one, say.DescribeRequest)}
 
     def refuse(self, request: RequestId) -> None:
-        """The source says that it cannot."""
+        """Have the source say that it cannot."""
         told = [(to, one) for to, one in self.fleet.sent if isinstance(one, say.DescribeRequest)]
         worker, command = next((to, one) for to, one in told if one.request == request)
         failed = say.CommandFailed(move=command.move, number=command.number, request=request, reason="it will not")

@@ -1,4 +1,4 @@
-"""The decision log of a real daemon: an outsider finds no fault in it, and its facts give the same decisions again."""
+"""A real daemon's decision log: the auditor finds no fault in it, and its facts reproduce the decisions."""
 
 import contextlib
 import json
@@ -62,8 +62,8 @@ def life(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Life:
     return Life(path, last["request"], why.stdout.encode())
 
 
-def test_an_outsider_finds_no_fault(log: Path) -> None:
-    """Capacity, one owner, lifecycles: whoever runs the daemon can check them without trusting us."""
+def test_the_auditor_finds_no_fault(log: Path) -> None:
+    """Capacity, single ownership, lifecycles: users can check them without trusting us."""
     with log.open("rb") as lines:
         auditor = Auditor().read(lines)
     assert auditor.faults == []
@@ -72,7 +72,7 @@ def test_an_outsider_finds_no_fault(log: Path) -> None:
     assert min(auditor.kinds[kind] for kind in ("move", "moved", "epoch", "grow", "retire")) > 0
 
 
-def test_an_outsider_would_find_too_much_on_a_worker(log: Path) -> None:
+def test_the_auditor_would_notice_an_overfull_worker(log: Path) -> None:
     """An auditor that cannot find faults in such a log proves nothing."""
     with log.open("rb") as lines:
         records = [json.loads(line) for line in lines]
@@ -82,8 +82,8 @@ def test_an_outsider_would_find_too_much_on_a_worker(log: Path) -> None:
     assert any("holds" in fault for fault in Auditor().read(map(json.dumps, records)).faults)
 
 
-def test_the_daemons_decisions_are_made_again(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A decision that somebody questions can be reproduced from the log alone, by the command."""
+def test_the_daemon_s_decisions_are_reproduced(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A questionable decision can be reproduced from the log alone, by the command."""
     assert main(["simulate", "--replay", str(log), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     decisions = ("place", "queue", "move", "activate", "retire")
@@ -94,7 +94,7 @@ def test_the_daemons_decisions_are_made_again(log: Path, capsys: pytest.CaptureF
 
 
 def test_the_daemon_and_its_log_tell_the_same_story(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
-    """What happened to a stream can be asked while the daemon runs, and read when it is gone."""
+    """A stream's story is available while the daemon runs, and afterwards."""
     assert main(["why", life.request, "--log", str(life.log), "--json"]) == 0
     story = msgspec.json.decode(capsys.readouterr().out, type=Story)
     assert msgspec.json.decode(life.story, type=Story) == story
@@ -104,8 +104,8 @@ def test_the_daemon_and_its_log_tell_the_same_story(life: Life, capsys: pytest.C
     assert all(pause_s is not None and pause_s > 0 for pause_s in pauses_s)
 
 
-def test_the_log_tells_of_every_move(life: Life) -> None:
-    """Who asks why a request is where it is finds each way it went, with its cause."""
+def test_the_log_records_every_move(life: Life) -> None:
+    """Each move that brought a request to where it is, with its cause."""
     with life.log.open("rb") as lines:
         records = [json.loads(line) for line in lines]
     stories = stories_of(records)
@@ -118,7 +118,7 @@ def test_the_log_tells_of_every_move(life: Life) -> None:
         ]
 
 
-def test_another_policy_would_have_decided_otherwise(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first place where a policy parts from the log is told, with exit code 1."""
+def test_another_policy_would_have_decided_differently(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first place where a policy departs from the log is reported, with exit code 1."""
     assert main(["simulate", "--replay", str(log), "--policy", "worst-fit"]) == 1
     assert "the first difference is in step" in capsys.readouterr().out

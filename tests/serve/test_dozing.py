@@ -1,4 +1,4 @@
-"""A model that nobody asks lets go of its weights, keeps its process, and answers soon and as before."""
+"""An idle model releases its weights, keeps its process, and soon answers again as before."""
 
 import contextlib
 import json
@@ -27,12 +27,12 @@ NOBODYS_BYTES = 2 << 20
 
 
 def make_wide_model(directory: Path) -> None:
-    """A model that writes."""
+    """Write a wide model that generates."""
     make_small_model(directory, seed=3, intermediate=WIDE)
 
 
 def make_wide_encoder(directory: Path) -> None:
-    """A model that keeps no KV."""
+    """Write a wide model that keeps no KV."""
     bert = POOLERS["bert"]
     fields = {**bert.fields, "num_hidden_layers": 2, "intermediate_size": WIDE}
     make_family(bert._replace(fields=fields), directory)
@@ -69,7 +69,7 @@ def dozy(demo_model: Path, directory: Path) -> Iterator[DaemonProcess]:
 
 
 def tenant(daemon: DaemonProcess) -> dict[str, Any]:
-    """The wide model on its device."""
+    """Return the wide model on its device."""
     (device,) = daemon.status()["devices"]
     (wide,) = [one for one in device["models"] if one["model"] == "wide"]
     return dict(wide)
@@ -81,18 +81,18 @@ def worker(daemon: DaemonProcess) -> dict[str, Any]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Of its process, in physical memory now."""
+    """Return its process's current physical memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def until(daemon: DaemonProcess, state: str) -> dict[str, Any]:
-    """The wide model on its device, once it has that state."""
+    """Return the wide model on its device, once it has that state."""
     Operator(daemon).wait(lambda _status: tenant(daemon)["state"] == state, 60.0)
     return tenant(daemon)
 
 
 def asked(daemon: DaemonProcess) -> Any:
-    """Its answer, with log-probabilities."""
+    """Return its answer, with log-probabilities."""
     body = {"model": "wide", "prompt": "The workers of", "max_tokens": 16, "temperature": 0, "logprobs": 2}
     answered = request(daemon.url, "POST", COMPLETIONS, body)
     assert answered.status == 200, answered.body
@@ -119,7 +119,7 @@ def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("make", [make_wide_model, pytest.param(make_wide_encoder, marks=pytest.mark.long)])
 def test_a_model_that_embeds_dozes_too(demo_model: Path, tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """What shows that it is itself again is a vector, as it makes no tokens."""
+    """It makes no tokens, so a vector proves that it is restored."""
     with beside(demo_model, tmp_path, 'runner = "pooling"', make) as daemon:
         before, process = embedded(daemon), worker(daemon)
         until(daemon, "dozing")
@@ -133,8 +133,8 @@ def embedded(daemon: DaemonProcess) -> Any:
     return answered.json()["data"]
 
 
-def test_requests_of_another_model_are_served_beside_one_that_dozes(dozy: DaemonProcess) -> None:
-    """And one that comes as it is about to doze waits for it to wake."""
+def test_another_model_is_served_beside_one_that_dozes(dozy: DaemonProcess) -> None:
+    """And a request that comes as a model is about to doze waits for it to wake."""
     asked(dozy)
     running = Stream(dozy, {**GREEDY, "max_tokens": 60})
     until(dozy, "dozing")
@@ -161,7 +161,7 @@ def test_a_request_that_comes_as_its_model_goes_to_doze_stops_that(dozy: DaemonP
 
 @contextlib.contextmanager
 def scribbled(daemon: DaemonProcess) -> Iterator[None]:
-    """The part of its arena that is granted to nobody, as all engines together might use it: written over and over."""
+    """Keep overwriting the ungranted part of its arena, as all engines together might use it."""
     files = []
     for one in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -183,7 +183,7 @@ def scribbled(daemon: DaemonProcess) -> Iterator[None]:
         os.close(file)
 
 
-def test_what_other_engines_try_out_ends_no_worker_that_wakes(dozy: DaemonProcess) -> None:
+def test_other_engines_trials_end_no_waking_worker(dozy: DaemonProcess) -> None:
     """It makes a token before it has any memory to itself, and must make the same one as when it began to doze."""
     before, process = asked(dozy), worker(dozy)
     with scribbled(dozy):
@@ -192,7 +192,7 @@ def test_what_other_engines_try_out_ends_no_worker_that_wakes(dozy: DaemonProces
     assert worker(dozy)["pid"] == process["pid"]
 
 
-def test_a_process_that_is_killed_while_it_dozes_is_replaced(dozy: DaemonProcess) -> None:
+def test_a_process_killed_while_dozing_is_replaced(dozy: DaemonProcess) -> None:
     """The next request has the same answer, from a new process."""
     before = asked(dozy)
     until(dozy, "dozing")
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_while_it_dozes_is_replaced(dozy: DaemonProcess
     assert worker(dozy)["pid"] != pid
 
 
-def test_an_operator_ends_what_dozes(dozy: DaemonProcess) -> None:
+def test_an_operator_can_unload_a_dozing_model(dozy: DaemonProcess) -> None:
     """`melld unload` frees all of its memory."""
     asked(dozy)
     until(dozy, "dozing")

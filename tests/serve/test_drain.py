@@ -30,7 +30,7 @@ SLOW_S = 0.02
 
 @pytest.fixture(scope="module")
 def daemon(demo_model: Path) -> Iterator[DaemonProcess]:
-    """Two workers, a policy that moves nothing of itself, and a decision log that cannot be written."""
+    """Two workers, a policy that never moves requests, and a decision log that cannot be written."""
     flags = ["--device", "cpu:2", "--kv-bytes", "16MiB", "--set", 'scheduler.policy="most-free"']
     flags += ["--set", 'scheduler.decision_log="/dev/full"']
     with DaemonProcess(demo_model, *flags, harmable=True) as process:
@@ -48,12 +48,12 @@ def operator(daemon: DaemonProcess) -> Iterator[Operator]:
 
 
 def body(number: int) -> dict[str, Any]:
-    """A request that shares no block with the others."""
+    """Return a request that shares no block with the others."""
     return {**BODY, "prompt": list(range(5 + number, 45 + number)), "cache_salt": str(number)}
 
 
 def begun(daemon: DaemonProcess, count: int) -> list[Stream]:
-    """So many streams, all of which have begun."""
+    """Return so many streams, all of which have begun."""
     streams = [Stream(daemon, body(number)) for number in range(count)]
     for stream in streams:
         stream.wait_chunks(3)
@@ -65,7 +65,7 @@ def state_of(operator: Operator, worker: str) -> Any:
 
 
 def test_a_drain_under_load_breaks_no_stream(daemon: DaemonProcess, operator: Operator) -> None:
-    """Every answer is the answer, and the worker has no process when the command returns."""
+    """Every answer is unchanged, and the worker has no process when the command returns."""
     unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(STREAMS)]]
     with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, STREAMS)
@@ -91,7 +91,7 @@ def melld_run(daemon: DaemonProcess, *words: str) -> list[str]:
 
 @contextlib.contextmanager
 def borrowing(daemon: DaemonProcess, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A `melld run`, which is killed at the latest at the end of the block."""
+    """Run a `melld run`, which is killed at the latest at the end of the block."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(melld_run(daemon, *words), text=True, **pipes) as process:
         try:
@@ -127,7 +127,7 @@ def test_a_device_is_lent_under_load_and_breaks_no_stream(daemon: DaemonProcess,
 
 
 def test_the_last_worker_is_not_drained(daemon: DaemonProcess, operator: Operator) -> None:
-    """A slip of the operator's must not end the service; the reason is told."""
+    """An operator's slip must not end the service; the refusal gives the reason."""
     assert daemon.melld("drain", "w0", "--wait").returncode == 0
     refused = daemon.melld("drain", "w1")
     assert refused.returncode == 1
@@ -137,13 +137,13 @@ def test_the_last_worker_is_not_drained(daemon: DaemonProcess, operator: Operato
 
 
 def kv_memories(pid: int) -> int:
-    """How many workers' KV memories that process maps."""
+    """Return how many workers' KV memories that process maps."""
     maps = Path("/proc", str(pid), "maps").read_text().splitlines()
     return len({line.split()[4] for line in maps if "/memfd:melld-kv" in line})
 
 
-def test_nobody_keeps_a_drained_workers_memory(daemon: DaemonProcess, operator: Operator) -> None:
-    """The device is wanted for something else: what a sibling goes on to map of it would not be free."""
+def test_no_process_keeps_a_drained_worker_s_memory(daemon: DaemonProcess, operator: Operator) -> None:
+    """The device is wanted for something else: what a sibling still maps of it would not be free."""
     pid = state_of(operator, "w0")["pid"]
     operator.wait(lambda _: kv_memories(pid) == 2)
     assert daemon.melld("drain", "w1", "--wait").returncode == 0
@@ -153,7 +153,7 @@ def test_nobody_keeps_a_drained_workers_memory(daemon: DaemonProcess, operator: 
 
 
 def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator) -> None:
-    """The device was wanted for an hour, not for ever."""
+    """The device was wanted for an hour, not forever."""
     assert daemon.melld("drain", "w0", "--wait").returncode == 0
     resumed = daemon.melld("resume", "w0")
     assert (resumed.returncode, resumed.stdout) == (0, "w0: starting; `melld status` shows when it is ready\n")
@@ -163,8 +163,8 @@ def test_a_resumed_worker_serves_again(daemon: DaemonProcess, operator: Operator
     assert Stream(daemon, body(2)).result().error is None, "w0 alone is there to answer"
 
 
-def test_a_drain_that_is_taken_back_ends_nothing(daemon: DaemonProcess, operator: Operator) -> None:
-    """A change of mind costs no client anything, and whoever waits for the drain is told."""
+def test_a_cancelled_drain_ends_nothing(daemon: DaemonProcess, operator: Operator) -> None:
+    """A change of mind costs no client anything, and whoever waits for the drain hears of it."""
     with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, 4)
         worker = operator.status()["requests"][0]["worker"]
@@ -176,7 +176,7 @@ def test_a_drain_that_is_taken_back_ends_nothing(daemon: DaemonProcess, operator
 
 
 def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: Operator) -> None:
-    """A crash on the way out gives the device free; the supervisor does not bring the worker back."""
+    """A crash on the way out frees the device; the supervisor does not bring the worker back."""
     with slowed(daemon.faults, SLOW_S):
         streams = begun(daemon, 6)
         worker = operator.status()["requests"][0]["worker"]
@@ -197,8 +197,8 @@ def test_a_drained_worker_that_dies_stays_away(daemon: DaemonProcess, operator: 
     assert state_of(operator, worker)["state"] == "drained"
 
 
-def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, operator: Operator) -> None:
-    """One that has died, and was about to be started again, is not: its device is wanted."""
+def test_a_worker_that_is_down_is_drained_at_once(daemon: DaemonProcess, operator: Operator) -> None:
+    """One that has died is not restarted: its device is wanted."""
     os.kill(state_of(operator, "w1")["pid"], signal.SIGKILL)
     operator.wait(lambda status: any(one["state"] != "ready" for one in status["workers"]))
     done = daemon.melld("drain", "w1", "--wait", "--json")
@@ -207,7 +207,7 @@ def test_a_worker_that_is_not_up_is_drained_at_once(daemon: DaemonProcess, opera
     assert Stream(daemon, body(1)).result().error is None
 
 
-def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: DaemonProcess, operator: Operator) -> None:
+def test_at_the_deadline_requests_resume_elsewhere_from_their_tokens(daemon: DaemonProcess, operator: Operator) -> None:
     """The device is wanted at a certain time: what could not be moved by then is replayed, and no stream is lost."""
     unmoved = [stream.result() for stream in [Stream(daemon, body(number)) for number in range(4)]]
     with slowed(daemon.faults, SLOW_S):
@@ -220,8 +220,8 @@ def test_at_the_deadline_requests_go_on_elsewhere_from_their_tokens(daemon: Daem
     assert [stream.result() for stream in streams] == unmoved
 
 
-def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """Exit codes tell a refusal from bad usage and from a daemon that is not there."""
+def test_an_impossible_drain_is_reported(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """Exit codes tell a refusal from bad usage and from a missing daemon."""
     unknown = daemon.melld("drain", "w9")
     assert (unknown.returncode, "available: w0, w1" in unknown.stderr) == (1, True)
     assert daemon.melld("resume", "w9").returncode == 1
@@ -231,7 +231,7 @@ def test_what_cannot_be_drained_is_said(daemon: DaemonProcess, tmp_path: Path) -
 
 
 def test_the_status_says_why(daemon: DaemonProcess, operator: Operator) -> None:
-    """What keeps a GPU awake, and what packing has saved, is not to be guessed."""
+    """What keeps a GPU awake, and what packing has saved, need not be guessed."""
     with slowed(daemon.faults, SLOW_S):
         [stream] = begun(daemon, 1)
         [one] = operator.requests_of(stream)

@@ -1,4 +1,4 @@
-"""Models that keep no KV, as BERT is: placed by load, computed whole, and not lost with a worker."""
+"""Models that keep no KV, such as BERT: placed by load, computed whole, and not lost with a worker."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TEXTS = [[int(token) for token in RANDOM.integers(5, 2000, 20 + 3 * number)] for
 
 @pytest.fixture(scope="module")
 def daemon(model_of: Callable[[str], Path]) -> Iterator[DaemonProcess]:
-    """An embedder on two workers, both always in use: who has less to compute gets the next text."""
+    """An embedder on two workers, both always in use: the one with less to compute gets the next text."""
     spread = ("--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
     spread += ("--set", "health.steady_after_s=0", "--set", 'model.vllm.runner="pooling"')
     with DaemonProcess(model_of("bert"), "--device", "cpu:2", *spread) as process:
@@ -59,7 +59,7 @@ class Call(threading.Thread):
         self.vectors = embed(*self._asked)
 
 
-def test_its_vectors_are_those_of_transformers(daemon: DaemonProcess, model_of: Callable[[str], Path]) -> None:
+def test_vectors_equal_those_of_transformers(daemon: DaemonProcess, model_of: Callable[[str], Path]) -> None:
     """The first token's last hidden state, of unit length; and no two texts are alike."""
     import torch
     from transformers import BertModel
@@ -73,7 +73,7 @@ def test_its_vectors_are_those_of_transformers(daemon: DaemonProcess, model_of: 
     assert np.max(vectors @ vectors.T - np.eye(len(vectors))) < 0.999
 
 
-def test_texts_go_where_least_is_to_be_computed(daemon: DaemonProcess, operator: Operator) -> None:
+def test_texts_go_to_the_worker_with_least_to_compute(daemon: DaemonProcess, operator: Operator) -> None:
     """A long text counts for as much as many short ones, and the status claims no memory for any."""
     pids = [worker["pid"] for worker in operator.status()["workers"]]
     for pid in pids:
@@ -97,7 +97,7 @@ def test_texts_go_where_least_is_to_be_computed(daemon: DaemonProcess, operator:
 
 
 def test_every_text_of_a_call_outlives_a_worker(daemon: DaemonProcess, operator: Operator) -> None:
-    """kill -9 in mid-call: what the worker had is computed by the other, and is what it would have been."""
+    """kill -9 in mid-call: the other worker computes the rest, with the same result."""
     alone = np.concatenate([embed(daemon, [text]) for text in TEXTS])
     victim, other = operator.status()["workers"]
     for worker in (victim, other):
@@ -122,7 +122,7 @@ def test_the_status_says_that_there_is_no_kv(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/classify"])
-def test_what_it_cannot_do_is_refused_with_what_it_can(daemon: DaemonProcess, path: str) -> None:
+def test_an_unsupported_call_names_the_supported_paths(daemon: DaemonProcess, path: str) -> None:
     """People confuse an embedder with a chat model: one line says which paths it answers."""
     asked = {"model": "demo", "prompt": "x", "input": "x", "max_tokens": 5}
     asked["messages"] = [{"role": "user", "content": "x"}]  # type: ignore[assignment]
@@ -151,7 +151,7 @@ def several(model_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 
 
 def reference(model_of: Callable[[str], Path], name: str, text: list[int]) -> Any:
-    """What transformers compute of it."""
+    """Return what transformers compute of it."""
     import torch
     import transformers
 
@@ -167,7 +167,7 @@ def reference(model_of: Callable[[str], Path], name: str, text: list[int]) -> An
 def test_every_family_embeds_as_transformers_do(
     several: DaemonProcess, model_of: Callable[[str], Path], name: str
 ) -> None:
-    """By the first token, or by the mean of all, as the family has it."""
+    """By the first token, or by the mean of all, depending on the family."""
     states = reference(model_of, name, TEXTS[3]).last_hidden_state[0].numpy()
     (found,) = ask(several, EMBEDDINGS, name, [TEXTS[3]])
     by_family = [pooled / np.linalg.norm(pooled) for pooled in (states[0], states.mean(0))]
@@ -192,8 +192,8 @@ def test_every_family_classifies_as_transformers_do(
 
 
 @pytest.mark.long
-def test_an_encoder_that_sees_is_served(tmp_path: Path) -> None:
-    """A SigLIP keeps no KV either; here it reads."""
+def test_a_vision_encoder_is_served(tmp_path: Path) -> None:
+    """A SigLIP keeps no KV either; here it reads text."""
     make_demo_model(tmp_path)
     sides = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = {"architectures": ["SiglipModel"], "model_type": "siglip", "vision_config": sides | {"image_size": 56}}

@@ -52,7 +52,7 @@ class Town:
 
 @pytest.fixture(scope="module")
 def town(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    """Two models, and a third that nobody has named yet."""
+    """Two models, and a third that is not in the file yet."""
     town = Town(tmp_path_factory.mktemp("town"), demo_model)
     town.write("demo", "other")
     with DaemonProcess(None, "--config", str(town.file), "--log-level", "info", harmable=True) as town.daemon:
@@ -80,7 +80,7 @@ def test_a_reload_adds_a_model_beside_a_running_stream(town: Town) -> None:
 
 
 def test_a_removed_model_ends_its_streams_first(town: Town) -> None:
-    """Who asks it from now on hears that there is none; then its memory is free, and its metrics are gone."""
+    """New calls hear that there is none; then its memory is free, and its metrics are gone."""
     quiet = Stream(town.daemon, LONG | {"model": "third"}).result()
     with slowed(town.daemon.faults):
         stream = Stream(town.daemon, LONG | {"model": "third"})
@@ -108,8 +108,8 @@ def test_a_changed_model_is_another_one(town: Town) -> None:
     assert Stream(town.daemon, LONG | {"model": "other"}).result() == before
 
 
-def test_settings_that_a_model_follows_cost_no_load(town: Town) -> None:
-    """A pinned one stays loaded, and is pinned from now on."""
+def test_settings_that_apply_at_once_cost_no_load(town: Town) -> None:
+    """A model pinned by a reload stays loaded, and is pinned from now on."""
     text_of(town, "other")
     pids = [one["pid"] for one in town.daemon.status()["workers"]]
     town.reload("demo", f'{{path = "{town.directory}/other", pinned = true, weight = 2.0}}')
@@ -125,7 +125,7 @@ def test_settings_that_a_model_follows_cost_no_load(town: Town) -> None:
         ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
     ],
 )
-def test_a_file_that_cannot_be_used_changes_nothing(town: Town, entry: str, why: str) -> None:
+def test_an_invalid_file_changes_nothing(town: Town, entry: str, why: str) -> None:
     """One line says why, as `melld check-config` does."""
     told = town.reload("demo", entry % town.demo if "%s" in entry else entry)
     assert "reload rejected" in told
@@ -150,7 +150,7 @@ def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
     assert town.names() == ["demo", "other"]
 
 
-def test_a_model_that_was_alone_gets_a_neighbour_without_a_restart(town: Town, tmp_path: Path) -> None:
+def test_a_lone_model_gets_a_neighbour_without_a_restart(town: Town, tmp_path: Path) -> None:
     """Its worker and its streams go on, and the other is served beside it; then either may leave for the other."""
     file = tmp_path / "melld.toml"
     devices = '[devices]\ncpu = {count = 1, memory_bytes = "2GiB", kv_bytes = "64MiB"}\n'
@@ -173,8 +173,8 @@ def test_a_model_that_was_alone_gets_a_neighbour_without_a_restart(town: Town, t
         assert Stream(daemon, LONG | {"model": "demo"}).result() == quiet
 
 
-def test_only_what_a_load_cannot_change_makes_another_model() -> None:
-    """Names and options of vLLM do; shares and times do not."""
+def test_only_names_and_vllm_options_make_another_model() -> None:
+    """Shares and times do not."""
     one, two = ModelConfig(path="one"), ModelConfig(path="two", vllm={"max_model_len": 10})
     followed: list[Any] = [ModelConfig(path="two", vllm={"max_model_len": 10}, weight=3.0, keep_alive_s=1.0), one]
     assert kept_of([one, two], followed) == [1, 0]

@@ -9,7 +9,7 @@ LISTENING = "0A"
 
 
 def listeners_of(pid: int) -> list[str]:
-    """The TCP addresses on which a process listens, as the kernel writes them."""
+    """Return the TCP addresses on which a process listens, as the kernel writes them."""
     held = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -21,7 +21,7 @@ def listeners_of(pid: int) -> list[str]:
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and its descendants."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
@@ -29,7 +29,7 @@ def family_of(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in family_of(child))]
 
 
-def test_the_apis_port_is_the_only_one(daemon: DaemonProcess) -> None:
+def test_the_api_s_port_is_the_only_one(daemon: DaemonProcess) -> None:
     """No worker, template or library can be reached by anybody else, on loopback or from the network."""
     daemon.status()
     port = int(daemon.url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""`melld renew` of real daemons: streams go on, what cannot come up harms nothing, and one daemon is left."""
+"""`melld renew` of real daemons: streams go on, a failed start harms nothing, and one daemon is left."""
 
 import contextlib
 import os
@@ -41,13 +41,13 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def end(pid: int) -> None:
-    """End a daemon that is nobody's child here."""
+    """End a daemon that is no child of the tests."""
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: is_gone(pid))
 
 
 class Pair:
-    """A daemon with two workers, its configuration, and the service manager that it speaks to."""
+    """A daemon with two workers, its configuration, and its service manager."""
 
     def __init__(self, daemon: DaemonProcess, manager: socket.socket, configuration: Path) -> None:
         self.daemon = daemon
@@ -66,13 +66,13 @@ class Pair:
         return Stream(self.daemon, body(tokens))
 
     def renewed(self) -> int:
-        """Renew it; the new one's pid."""
+        """Renew it; return the new one's pid."""
         done = self.daemon.melld("renew")
         assert done.returncode == 0, done.stderr
         return int(self.daemon.status()["pid"])
 
     def kept(self) -> str:
-        """Try to renew it; why that failed."""
+        """Try to renew it; return why that failed."""
         before = self.daemon.status()
         done = self.daemon.melld("renew")
         assert done.returncode == 1
@@ -100,7 +100,7 @@ def pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_a_broken_configuration_harms_nothing(pair: Pair) -> None:
-    """The reason is told to whoever asked."""
+    """Whoever asked for the renewal hears the reason."""
     good = pair.configuration.read_text()
     stream = pair.stream()
     pair.configuration.write_text("[server]\nprt = 1\n")
@@ -109,7 +109,7 @@ def test_a_broken_configuration_harms_nothing(pair: Pair) -> None:
     assert stream.result().error is None
 
 
-def test_a_disk_without_room_harms_nothing(pair: Pair) -> None:
+def test_a_full_disk_harms_nothing(pair: Pair) -> None:
     """What clients have stored is not lost for a renewal."""
     assert pair.stream(2).result().error is None  # a story to leave
     pid, limit = pair.daemon.status()["pid"], resource.RLIMIT_FSIZE
@@ -119,7 +119,7 @@ def test_a_disk_without_room_harms_nothing(pair: Pair) -> None:
     resource.prlimit(pid, limit, before)
 
 
-def test_a_version_of_vllm_that_does_not_fit_is_told_as_the_reason(demo_model: Path, tmp_path: Path) -> None:
+def test_an_unsuitable_version_of_vllm_is_named_as_the_reason(demo_model: Path, tmp_path: Path) -> None:
     """An upgrade that was left half done."""
     information = tmp_path / "vllm-0.0.1.dist-info"
     information.mkdir()
@@ -142,7 +142,7 @@ def test_a_version_of_vllm_that_does_not_fit_is_told_as_the_reason(demo_model: P
     assert done.returncode == 1
 
 
-def test_streams_outlive_a_renewal_and_all_that_is_stored_goes_over(pair: Pair) -> None:
+def test_streams_outlive_a_renewal_and_stored_answers_move_over(pair: Pair) -> None:
     """On two devices no request waits: one of the daemons takes it at every moment."""
     whole = pair.stream().result()
     url = pair.daemon.url
@@ -176,7 +176,7 @@ def test_streams_outlive_a_renewal_and_all_that_is_stored_goes_over(pair: Pair) 
 
 
 def test_a_new_daemon_that_dies_leaves_the_old_one_serving(pair: Pair) -> None:
-    """Killed as it loads: its device serves again, and nobody notices."""
+    """Killed while loading: its device serves again, and nobody notices."""
     daemon, done = pair.daemon, []
     (daemon.faults / "w0.starting.STOP").touch()
     (daemon.faults / "w1.starting.STOP").touch()
@@ -195,7 +195,7 @@ def test_a_new_daemon_that_dies_leaves_the_old_one_serving(pair: Pair) -> None:
 
 
 def test_an_old_daemon_that_dies_leaves_the_new_one_with_everything(pair: Pair) -> None:
-    """Also once it has handed over, with streams of its own, which nobody could save."""
+    """Even after the hand-over, with streams of its own, which nobody could save."""
     old = pair.daemon.status()["pid"]
     with slowed(pair.daemon.faults, 0.02):
         cut = pair.stream(2000)
@@ -208,7 +208,7 @@ def test_an_old_daemon_that_dies_leaves_the_new_one_with_everything(pair: Pair) 
 
 
 def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
-    """They are answered by the new daemon, and the operator is told that they wait."""
+    """The new daemon answers them, and the operator hears that they wait."""
     nursery()
     flags = ["--device", "cpu:1", "--kv-bytes", "64MiB"]
     with DaemonProcess(demo_model, *flags, harmable=True) as daemon:

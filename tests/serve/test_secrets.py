@@ -1,4 +1,4 @@
-"""What clients send and what lets them in is nowhere to be read; and nothing that others write is unpickled."""
+"""Clients' data and keys are never printed, and nothing that others write is unpickled."""
 
 import ast
 import re
@@ -35,8 +35,8 @@ def test_no_module_unpickles() -> None:
     assert found == []
 
 
-def test_the_unit_is_as_confined_as_the_documents_say() -> None:
-    """A line of hardening that is lost shows here."""
+def test_the_unit_is_as_confined_as_documented() -> None:
+    """A lost line of hardening shows here."""
     told = re.search(r"says \*\*([\d.]+) \(OK\)\*\*", (ROOT / "docs" / "security.md").read_text())
     assert told is not None
     if shutil.which("systemd-analyze") is None:
@@ -51,7 +51,7 @@ def test_the_unit_is_as_confined_as_the_documents_say() -> None:
 
 
 def test_keys_and_texts_are_never_printed(demo_model: Path, tmp_path: Path) -> None:
-    """A log can be handed to somebody who helps, whatever was answered, and at the most talkative level."""
+    """A log can be handed to somebody who helps, whatever was answered, even at the most verbose level."""
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     bodies = [
@@ -90,7 +90,7 @@ def test_keys_and_texts_are_never_printed(demo_model: Path, tmp_path: Path) -> N
 
 
 def test_a_key_is_not_shown_by_check_config(demo_model: Path, tmp_path: Path) -> None:
-    """What is in force can be shown to anybody."""
+    """Its output can be shown to anybody."""
     keys = tmp_path / "keys"
     keys.write_text(KEY)
     done = run_melld("check-config", "--quick", "--model", str(demo_model), "--api-key-file", str(keys))

@@ -53,7 +53,7 @@ def is_gone(pid: int) -> bool:
 
 
 async def until(condition: Any, deadline_s: float = PATIENCE_S) -> None:
-    """Look again and again, until it holds."""
+    """Check again and again until it holds."""
     async with asyncio.timeout(deadline_s):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110  another process: asking is the only way
             await asyncio.sleep(0.02)
@@ -114,8 +114,8 @@ class TestServing:
 
 
 class TestTargets:
-    def test_a_pace_that_no_worker_gets_wakes_no_further_one(self, own: DaemonProcess) -> None:
-        """More workers would bring it no nearer: all are served, on one, and the other sleeps on."""
+    def test_an_unreachable_pace_wakes_no_further_worker(self, own: DaemonProcess) -> None:
+        """More workers would not help: all are served on one, and the other stays asleep."""
         operator, streams = Operator(own), []
         with slowed(own.faults):
             for _ in range(3):
@@ -131,7 +131,7 @@ class TestTargets:
 
 
 class TestWorkersLives:
-    async def test_a_killed_workers_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
+    async def test_a_killed_worker_s_streams_go_on_with_the_same_tokens(self, own: DaemonProcess) -> None:
         """A crash costs a client a short pause, not its answer."""
         async with client_of(own) as client:
             unharmed = await asyncio.gather(*(answer(client, seed, 50) for seed in range(4)))
@@ -167,7 +167,7 @@ class TestWorkersLives:
     async def test_a_stop_signal_lets_requests_end_then_tells_the_rest(
         self, own: DaemonProcess, manager: socket.socket
     ) -> None:
-        """SIGTERM drains to its deadline; a stream that is cut says so, the manager too; the exit code is 0."""
+        """SIGTERM drains to its deadline; a cut stream says so, to the manager too; the exit code is 0."""
         async with client_of(own) as client:
             short = asyncio.create_task(answer(client, 1, 5))
             long = asyncio.create_task(answer(client, 2, 10_000))
@@ -184,22 +184,22 @@ class TestWorkersLives:
 
 
 class TestEnds:
-    def test_a_bad_engine_argument_ends_it_with_one_clear_line(self, demo_model: Path) -> None:
-        """A typing error is told in words, not in a traceback."""
+    def test_a_bad_engine_argument_ends_the_start_with_one_clear_line(self, demo_model: Path) -> None:
+        """A typo gets an explanation, not a traceback."""
         wrong = ("--set", "model.vllm.max_model_length=3")
         with DaemonProcess(demo_model, "--device", "cpu:1", *wrong) as process:
             assert process.wait_end() == 2
         why = "vLLM has no such option; did you mean 'max_model_len'?"
         assert process.lines[-1:] == [f"melld serve: [model.vllm] max_model_length: {why}"]
 
-    def test_a_directory_without_a_model_ends_it_with_one_clear_line(self, tmp_path: Path) -> None:
+    def test_a_directory_without_a_model_ends_the_start_with_one_clear_line(self, tmp_path: Path) -> None:
         """So does a wrong path."""
         with DaemonProcess(tmp_path) as process:
             assert process.wait_end() == 2
         assert process.lines == [f"melld serve: [model] path: {tmp_path} has no config.json: {WHAT_A_MODEL_IS}"]
 
-    def test_a_corrupt_model_ends_it_with_its_reason(self, demo_model: Path, tmp_path: Path) -> None:
-        """Weights that cannot be read are named, and the exit code says failed."""
+    def test_a_corrupt_model_ends_the_start_with_its_reason(self, demo_model: Path, tmp_path: Path) -> None:
+        """Unreadable weights are named, and the exit code says failed."""
         for file in demo_model.iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         (tmp_path / "model.safetensors").write_bytes(b"no weights")
@@ -207,7 +207,7 @@ class TestEnds:
             assert process.wait_end() == 1
         assert process.lines[-1].startswith("melld serve: worker w0 on cpu:0 failed to start: ")
 
-    def test_a_taken_port_is_told_at_once(self, demo_model: Path) -> None:
+    def test_a_taken_port_is_reported_at_once(self, demo_model: Path) -> None:
         """Two daemons do not fight over a port."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -216,7 +216,7 @@ class TestEnds:
         assert process.lines == [f"melld serve: cannot listen on 127.0.0.1:{port}: Address already in use"]
 
 
-def test_the_first_line_of_the_daemon_comes_before_torch_is_imported() -> None:
+def test_the_daemon_s_first_line_comes_before_importing_torch() -> None:
     """`melld status` and `check-config` start at once: the package itself brings no torch along."""
     code = "import sys, json, melld.driver.driver, melld.engine.fleet.fleet; print(json.dumps('torch' in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -25,7 +25,7 @@ READY, WAKES = re.compile(r"\((.*) s\)"), re.compile(r"wakes in about (\S+) s")
 
 
 class Service(NamedTuple):
-    """A daemon as a service manager starts it, and the manager's ends: what it hears, the API's socket, the files."""
+    """A daemon as a service manager starts it, and the manager's ends: its messages, the API's socket, the files."""
 
     daemon: DaemonProcess
     manager: socket.socket
@@ -39,7 +39,7 @@ class Service(NamedTuple):
 
 @pytest.fixture(scope="module")
 def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """It makes all of its imports itself, as a user's does: no fork of a process that has made them."""
+    """The service, which makes all of its imports itself, as a user's does, instead of a fork."""
     directory = tmp_path_factory.mktemp("service")
     configuration, keys, temporary = directory / "melld.toml", directory / "keys", directory / "tmp"
     configuration.write_text("[server]\ndrain_s = 1\n")
@@ -63,7 +63,7 @@ def files_in(directory: Path) -> list[Path]:
 
 
 def ask(connection: socket.socket, key: str) -> str:
-    """The status line for /v1/models on this connection, which is closed after it."""
+    """Return the status line for /v1/models on this connection, which is closed after it."""
     with connection:
         connection.settimeout(PATIENCE_S)
         head = f"GET /v1/models HTTP/1.1\r\nHost: melld\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
@@ -78,7 +78,7 @@ def reload(service: Service) -> None:
     hear_until(service.manager, "READY=1")
 
 
-def test_it_is_ready_when_it_serves_on_the_socket_it_was_given(service: Service) -> None:
+def test_the_daemon_is_ready_once_it_serves_on_the_given_socket(service: Service) -> None:
     """What depends on it starts at the right moment, and a restart refuses nobody."""
     heard = [service.manager.recv(4096).decode()]
     while "READY=1" not in heard[-1]:
@@ -87,8 +87,8 @@ def test_it_is_ready_when_it_serves_on_the_socket_it_was_given(service: Service)
     assert ask(service.waiting, "first-key").startswith("HTTP/1.1 200")
 
 
-def test_the_first_starts_imports_are_no_part_of_a_wake(service: Service) -> None:
-    """What a wake takes decides who waits for it."""
+def test_the_first_start_s_imports_do_not_count_as_wake_time(service: Service) -> None:
+    """The time of a wake decides who waits for it."""
     [ready_s] = READY.findall(service.daemon.wait_for("melld: w0 is ready"))
     asyncio.run(until(lambda: service.daemon.status()["workers"][0]["state"] == "stopped"))
     [wake_s] = WAKES.findall(service.daemon.status()["workers"][0]["why"])
@@ -96,7 +96,7 @@ def test_the_first_starts_imports_are_no_part_of_a_wake(service: Service) -> Non
 
 
 def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> None:
-    """The manager is told when it begins and when it is done."""
+    """The manager hears when it begins and when it is done."""
     service.keys.write_text("second-key\n")
     reload(service)
     service.daemon.wait_for("reloaded: API keys (1 added, 1 removed)")
@@ -117,8 +117,8 @@ def test_a_reload_changes_keys_and_a_bad_one_harms_nothing(service: Service) -> 
     assert ask(socket.create_connection(service.api.getsockname()), "second-key").startswith("HTTP/1.1 200")
 
 
-def test_a_key_s_requests_are_as_urgent_as_its_client_is(service: Service) -> None:
-    """From a reload on: by themselves, as far as they may ask, and no further; other keys stay behind it."""
+def test_a_key_s_requests_are_as_urgent_as_its_client(service: Service) -> None:
+    """From a reload on: by default, within its rights, and no further; other keys stay behind it."""
     digest = hashlib.sha256(b"chat-key").hexdigest()
     rights = f"key = 'sha256:{digest}'\nname = 'chat'\npriority = -1\nmin_priority = -5\n"
     service.configuration.write_text(f"[server]\ndrain_s = 1\n[[server.clients]]\n{rights}")
@@ -149,8 +149,8 @@ def test_a_key_s_requests_are_as_urgent_as_its_client_is(service: Service) -> No
         assert {of: float(count) for of, count in found} == dict(zip(USED, used[key], strict=True))
 
 
-def test_no_key_sees_the_answers_of_another(service: Service) -> None:
-    """Though their ids are known."""
+def test_no_key_sees_another_key_s_answers(service: Service) -> None:
+    """Even if their ids are known."""
     keys = service.keys.read_text().split()
     service.keys.write_text("\n".join(["third-key", *keys]))
     reload(service)
@@ -174,7 +174,7 @@ def test_no_key_sees_the_answers_of_another(service: Service) -> None:
     reload(service)
 
 
-async def test_workers_die_with_a_daemon_that_is_killed(service: Service) -> None:
+async def test_workers_die_with_a_killed_daemon(service: Service) -> None:
     """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
     base = f"http://127.0.0.1:{service.api.getsockname()[1]}/v1"
     async with openai.AsyncOpenAI(base_url=base, api_key=service.keys.read_text().strip(), max_retries=0) as client:

@@ -65,8 +65,8 @@ def test_each_model_answers_as_it_would_alone(several: DaemonProcess, daemon: Da
     assert asked(several).json()["model"] == "demo"
 
 
-def test_an_unknown_name_is_told_which_there_are(several: DaemonProcess) -> None:
-    """A typing error is mended by reading the answer."""
+def test_an_unknown_name_is_answered_with_the_known_ones(several: DaemonProcess) -> None:
+    """The answer is enough to fix a typo."""
     answered = asked(several, model="dmeo")
     error = answered.json()["error"]
     assert (answered.status, error["code"], error["param"]) == (404, "model_not_found", "model")
@@ -91,15 +91,15 @@ def test_a_model_that_cannot_be_loaded_harms_no_other(several: DaemonProcess) ->
     assert json.loads(several.get("/ready"))["status"] == "ready"
 
 
-def test_an_idle_model_is_unloaded_and_comes_back_with_the_same_answer(several: DaemonProcess) -> None:
-    """Its memory is free while nobody asks it; whoever asks next waits for its load alone."""
+def test_an_idle_model_is_unloaded_and_returns_with_the_same_answer(several: DaemonProcess) -> None:
+    """Its memory is free while it is unused; only the next call waits for its load."""
     before = text_of(several, "other")
     Operator(several).wait(lambda status: status["served"][1]["state"] == "unloaded", 60.0)
     assert text_of(several, "demo")
     assert text_of(several, "other") == before
 
 
-def test_a_death_concerns_one_model(several: DaemonProcess) -> None:
+def test_a_death_affects_one_model_only(several: DaemonProcess) -> None:
     """The killed worker's stream goes on with the same tokens; the other model's worker and stream notice nothing."""
     long = {**GREEDY, "max_tokens": 60}
     expected = {name: Stream(several, {**long, "model": name}).result() for name in ("demo", "other")}
@@ -116,7 +116,7 @@ def test_a_death_concerns_one_model(several: DaemonProcess) -> None:
 
 
 def test_metrics_and_status_tell_the_models_apart(several: DaemonProcess) -> None:
-    """Of vLLM's metrics and melld's alike."""
+    """In vLLM's metrics and melld's alike."""
     for name in ("demo", "other"):
         text_of(several, name)
     lines = several.get("/metrics").splitlines()
@@ -177,7 +177,7 @@ def tenants(daemon: DaemonProcess) -> dict[str, Any]:
     return {one["model"]: one for one in daemon.status()["devices"][0]["models"]}
 
 
-def test_a_model_that_does_not_fit_takes_the_place_of_an_idle_one(scarce: DaemonProcess) -> None:
+def test_a_model_that_does_not_fit_displaces_an_idle_one(scarce: DaemonProcess) -> None:
     """Nothing that runs is cut for it."""
     assert loaded(scarce) == {"demo", "other"}
     long = {**GREEDY, "max_tokens": 80, "ignore_eos": True, "model": "demo"}
@@ -203,7 +203,7 @@ def crowd(daemon: DaemonProcess, model: str, words: str) -> list[Stream]:
 
 
 def test_kv_memory_goes_from_an_idle_model_to_a_starved_one(scarce: DaemonProcess) -> None:
-    """Both answer as they do when nobody else is there, while it goes to and fro."""
+    """Both answer as when alone, while memory goes to and fro."""
     assert loaded(scarce) == {"demo", "third"}
     words = long_words(scarce)
     quiet = {}
@@ -217,8 +217,8 @@ def test_kv_memory_goes_from_an_idle_model_to_a_starved_one(scarce: DaemonProces
     assert sum(takes) > 0
 
 
-def test_a_killed_models_memory_is_free_again(scarce: DaemonProcess) -> None:
-    """Its stream goes on once it is loaded anew; every byte is somebody's or free, and nothing is there that is not."""
+def test_a_killed_model_s_memory_is_free_again(scarce: DaemonProcess) -> None:
+    """Its stream goes on once it is reloaded; every byte is somebody's or free, and none is extra."""
     long = {**GREEDY, "model": "third"}
     expected = Stream(scarce, long).result()
     with slowed(scarce.faults):
@@ -237,8 +237,8 @@ def test_a_killed_models_memory_is_free_again(scarce: DaemonProcess) -> None:
     assert all(one["used_bytes"] == 0 for one in device["models"])
 
 
-def test_a_landlord_that_stumbles_costs_no_stream(several: DaemonProcess) -> None:
-    """A bug there, in the midst of its work, is told; memory is divided again a moment later."""
+def test_a_failing_landlord_costs_no_stream(several: DaemonProcess) -> None:
+    """A bug there, in the midst of its work, is logged; memory is divided again a moment later."""
     long = {**GREEDY, "max_tokens": 60}
     quiet = Stream(several, long).result()
     with slowed(several.faults):

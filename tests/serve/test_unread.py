@@ -1,4 +1,4 @@
-"""A daemon whose output nobody reads: a stopped terminal, then one that is closed."""
+"""A daemon whose output nobody reads: a stopped terminal, then a closed one."""
 
 import fcntl
 import json
@@ -22,8 +22,8 @@ def status(directory: Path) -> Any:
     return json.loads(ControlClient([directory], answer_s=PATIENCE_S).status())
 
 
-def test_nobody_waits_for_whoever_reads_the_log(demo_model: Path, tmp_path: Path) -> None:
-    """Ctrl-S in its terminal stops no stream, and `melld serve | head` ends in good order."""
+def test_unread_output_blocks_nobody(demo_model: Path, tmp_path: Path) -> None:
+    """Ctrl-S in its terminal stops no stream, and `melld serve | head` ends cleanly."""
     words = ["serve", "--port", "0", "--model", str(demo_model), "--name", "demo", "--device", "cpu:1"]
     words += ["--log-level", "debug", "--runtime-directory", str(tmp_path), "--kv-bytes", "8MiB"]
     command = [sys.executable, "-m", "melld", *words]

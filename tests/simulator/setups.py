@@ -77,16 +77,16 @@ MACHINES = {
 
 
 def small_load(seed: int = 1, rate_per_s: float = 2.0, seconds: float = 45.0) -> Workload:
-    """About 90 requests of a tenth of a GPU in the mean, some of half of one."""
+    """Return about 90 requests of a tenth of a GPU on average, some of half of one."""
     return poisson(rate_per_s, seconds, LogNormal(60.0, 0.8, 200.0, 0.8), random.Random(seed))
 
 
 def one_by_one(*requests: tuple[float, int, int]) -> Workload:
-    """A workload of exactly these (arrival_s, prompt_tokens, output_tokens)."""
+    """Return a workload of exactly these (arrival_s, prompt_tokens, output_tokens)."""
     arrival_s, prompt, output = (list(column) for column in zip(*requests, strict=True))
     return Workload(arrival_s, prompt, output)
 
 
 def scheduler(policy: str, settings: SimulatorSettings) -> Scheduler:
-    """The policy's scheduler for these machines."""
+    """Return the policy's scheduler for these machines."""
     return make_scheduler(policy, settings, SchedulerChoices())

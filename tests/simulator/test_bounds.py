@@ -16,7 +16,7 @@ SMALL_SETS = st.lists(AT_THE_LIMITS | st.integers(1, CAPACITY), max_size=6)
 
 
 def brute_force(sizes: list[int], capacity: int) -> int:
-    """The least number of workers over every assignment, with nothing clever."""
+    """Return the least number of workers over every assignment, by brute force."""
     for workers in range(len(sizes) + 1):
         for assignment in itertools.product(range(workers), repeat=len(sizes)):
             loads = [0] * workers
@@ -28,7 +28,7 @@ def brute_force(sizes: list[int], capacity: int) -> int:
 
 
 def slow_l2(sizes: list[int], capacity: int) -> int:
-    """Martello and Toth's L2 straight from its definition."""
+    """Compute Martello and Toth's L2 straight from its definition."""
     best = 0
     for alpha in {0, *(size for size in sizes if 2 * size <= capacity)}:
         alone = [s for s in sizes if s > capacity - alpha]
@@ -40,7 +40,7 @@ def slow_l2(sizes: list[int], capacity: int) -> int:
 
 
 def slow_dual(sizes: list[int], capacity: int) -> int:
-    """The best of u(2), u(3) and u(4) straight from their definition."""
+    """Compute the best of u(2), u(3) and u(4) straight from their definition."""
 
     def counted(size: int, parts: int) -> Fraction:
         whole, rest = divmod((parts + 1) * size, capacity)
@@ -64,7 +64,7 @@ def test_the_bound_does_not_exceed_the_optimum(sizes: list[int]) -> None:
 
 
 @given(st.lists(AT_THE_LIMITS, max_size=60))
-def test_the_bound_is_the_best_of_those_that_are_known(sizes: list[int]) -> None:
+def test_the_bound_is_the_best_of_the_known_ones(sizes: list[int]) -> None:
     """The simulator evaluates one function per epoch; it must lose nothing against volume, counting, L2 and u(k)."""
     volume = math.ceil(Fraction(sum(sizes), CAPACITY))
     counting = (math.ceil(Fraction(sum(size > CAPACITY // k for size in sizes), k - 1)) for k in (2, 3, 4))
@@ -72,14 +72,14 @@ def test_the_bound_is_the_best_of_those_that_are_known(sizes: list[int]) -> None
 
 
 @given(st.lists(st.integers(1, 1000), max_size=40), st.sampled_from([1000, 1001, 1003]))
-def test_l2_is_the_definition(sizes: list[int], capacity: int) -> None:
+def test_l2_matches_its_definition(sizes: list[int], capacity: int) -> None:
     """The vectorised form must be Martello and Toth's, odd capacities included."""
     assert b.l2_bound(ascending(sizes), capacity) == slow_l2(sizes, capacity)
 
 
 @given(st.lists(st.integers(1, 60) | st.sampled_from([12, 15, 20, 24, 30, 36, 40, 45, 48]), max_size=40), st.data())
-def test_the_dual_bound_is_the_definition(sizes: list[int], data: st.DataObject) -> None:
-    """Sizes are counted by thresholds; one that is a whole part of the capacity counts as itself."""
+def test_the_dual_bound_matches_its_definition(sizes: list[int], data: st.DataObject) -> None:
+    """Sizes are counted by thresholds; one that divides the capacity counts as itself."""
     capacity = data.draw(st.sampled_from([60, 61, 62, 63]))
     assert b.dual_bound(ascending(sizes), capacity) == slow_dual(sizes, capacity)
 

@@ -1,4 +1,4 @@
-"""Models, cards and step times: published figures, and the measured tables that the times came from."""
+"""Models, cards and step times: published figures, and the measured tables behind the times."""
 
 import csv
 import gzip
@@ -33,7 +33,7 @@ LLAMA_3_1_8B = {
 
 
 @pytest.mark.parametrize(("name", "config"), [("llama-2-7b", LLAMA_2_7B), ("llama-3.1-8b", LLAMA_3_1_8B)])
-def test_a_config_describes_the_model_that_its_name_does(name: str, config: dict[str, int]) -> None:
+def test_a_config_describes_its_model_as_the_name_would(name: str, config: dict[str, int]) -> None:
     """A model that is not in the list costs the same as one that is."""
     described = model_from_config(name, config)
     assert described.parameters == MODELS[name].parameters
@@ -41,7 +41,7 @@ def test_a_config_describes_the_model_that_its_name_does(name: str, config: dict
 
 
 def test_a_model_may_be_a_folder_with_a_config(tmp_path: pathlib.Path) -> None:
-    """The path that `melld serve` takes will do here too."""
+    """The path that `melld serve` takes works here too."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_7B))
     assert model_by_name(str(tmp_path)) == model_by_name(str(tmp_path / "config.json"))
 
@@ -57,7 +57,7 @@ def test_a_config_that_describes_nothing_is_refused(tmp_path: pathlib.Path, text
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    """A typing error is mended without opening the manual."""
+    """A typo is fixed without opening the manual."""
     with pytest.raises(ConfigError, match="llama-2-13b"):
         model_by_name("lama-13b")
     with pytest.raises(ConfigError, match="rtx-4090"):
@@ -65,8 +65,8 @@ def test_unknown_names_list_the_known_ones() -> None:
     assert card_by_name("24GiB").memory_bytes == 24 * 2**30
 
 
-def test_the_papers_machines_hold_what_vllm_gives_them() -> None:
-    """13B on 40 GB leaves about 12 GB for KV blocks, the figure that vLLM's paper gives."""
+def test_the_paper_s_machines_hold_what_vllm_gives_them() -> None:
+    """13B on 40 GB leaves about 12 GB for KV blocks, the figure in vLLM's paper."""
     capacity_bytes = kv_capacity_bytes(MODELS["llama-2-13b"], CARDS["a100-40g"])
     assert 11e9 < capacity_bytes < 12.5e9
     assert capacity_bytes % (16 * MODELS["llama-2-13b"].bytes_per_token) == 0
@@ -83,7 +83,7 @@ def test_the_papers_machines_hold_what_vllm_gives_them() -> None:
         ("opt-13b", "A100-80GB", "opt-13b", "a100-80g"),
     ],
 )
-def test_step_times_are_the_measured_ones(table_model: str, table_gpu: str, model: str, card: str) -> None:
+def test_step_times_match_the_measurements(table_model: str, table_gpu: str, model: str, card: str) -> None:
     """The shipped table is a fit; it must stay within a few percent of every point that it was fitted to."""
     profile = profile_for(MODELS[model], CARDS[card])
     with gzip.open(TABLE, "rt") as file:

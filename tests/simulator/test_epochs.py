@@ -1,4 +1,4 @@
-"""The epoch's length is a choice of cost, not of quality: short epochs must not pack worse than long ones."""
+"""The epoch's length trades cost, not quality: short epochs must not pack worse than long ones."""
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from tests.simulator.setups import SMALL, small_load
 
 @pytest.mark.parametrize("policy", ["mell-plus"])
 def test_short_epochs_pack_as_well_as_long_ones(policy: str) -> None:
-    """In a tenth of a second most requests do not grow by a block: growth must not be read from those that did."""
+    """In a tenth of a second most requests do not grow by a block: growth must not be read only from those that did."""
     machines = msgspec.structs.replace(
         SMALL, capacity_bytes=8 * SMALL.capacity_bytes, link=LinkSettings(bytes_per_s=1e9)
     )

@@ -17,19 +17,19 @@ TREE = msgspec.structs.replace(KV, gpus_per_switch=2, switch_bytes_per_s=KV.byte
 
 
 def test_transfers_over_one_switch_wait_for_one_another() -> None:
-    """Two pairs that share a way out take twice as long; neighbours below one switch do not notice."""
+    """Two pairs that share an uplink take twice as long; neighbours below one switch do not notice."""
     links = SimulatedLinks(TREE)
     ends = [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3), (4, 5))]
     assert ends == pytest.approx([0.4, 0.8, 0.4])
 
 
-def test_a_wide_switch_holds_nobody_up() -> None:
-    """A way out that carries two links' worth is free again when half of a transfer is through."""
+def test_a_wide_switch_delays_nobody() -> None:
+    """An uplink that carries two links' worth is free again when half of a transfer is through."""
     links = SimulatedLinks(msgspec.structs.replace(TREE, switch_bytes_per_s=2 * KV.bytes_per_s))
     assert [links.transfer(*pair, SIZE, 0.0) for pair in ((0, 2), (1, 3))] == pytest.approx([0.4, 0.6])
 
 
-def test_a_link_carries_so_many_moves_at_once() -> None:
+def test_a_link_carries_a_limited_number_of_moves() -> None:
     """As the daemon's do: a fifth one between two workers begins when a first has ended."""
     links = SimulatedLinks(msgspec.structs.replace(KV, delay_s=10.0))
     ends = [links.transfer(0, 1, SIZE, 0.0) for _ in range(5)]
@@ -38,7 +38,7 @@ def test_a_link_carries_so_many_moves_at_once() -> None:
 
 
 def moved_to_a_sleeper(link: LinkSettings, wake_s: float) -> tuple[Script, Measures]:
-    """One request leaves for a worker that is woken for it, and ends there."""
+    """Move one request to a worker that is woken for it, and end it there."""
     settings = msgspec.structs.replace(SMALL, link=link, gpus=2, wake_s=wake_s)
     script = Script(
         (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
@@ -48,15 +48,15 @@ def moved_to_a_sleeper(link: LinkSettings, wake_s: float) -> tuple[Script, Measu
     return script, play(settings, one_by_one((0.1, 255, 700)), script)
 
 
-def test_a_worker_that_wakes_takes_no_request_before_it_computes() -> None:
+def test_a_waking_worker_runs_no_request_before_it_is_awake() -> None:
     """A request whose KV came early would decode on a GPU that has not started."""
     script, _ = moved_to_a_sleeper(KV, wake_s=4.0)
     (committed,) = script.heard_of(events.MoveCommitted)
     assert committed.at_s >= 4.5 + 4.0
 
 
-def test_the_scheduler_hears_when_a_worker_computes() -> None:
-    """As it does in the daemon: what a move waited for a start is not taken for its own time."""
+def test_the_scheduler_hears_when_a_worker_is_awake() -> None:
+    """As in the daemon: a move's wait for a start does not count as its own time."""
     script, _ = moved_to_a_sleeper(KV, wake_s=4.0)
     told = [(event.worker, event.wake_s) for event in script.heard_of(events.WorkerWakeTimeChanged)]  # type: ignore[union-attr]
     assert told == [("w0", 4.0), ("w1", 4.0), ("w0", 0.0), ("w1", 0.0)]
@@ -72,7 +72,7 @@ def test_a_move_costs_its_client_the_measured_gap() -> None:
     assert ends[1] - ends[0] == pytest.approx(0.25, rel=0.01)
 
 
-def test_copies_take_decoding_time_of_both_workers() -> None:
+def test_copies_take_decoding_time_on_both_workers() -> None:
     """Requests that run beside a move slow down by the measured amount."""
     ends = []
     for cost_s in (0.0, 0.4):
@@ -82,7 +82,7 @@ def test_copies_take_decoding_time_of_both_workers() -> None:
     assert ends[0] < ends[1] < ends[0] + 0.5
 
 
-def test_tokens_beyond_the_boundary_are_computed_over_several_epochs() -> None:
+def test_tokens_beyond_the_boundary_take_several_epochs() -> None:
     """A worker that may prefill a tenth of its time for others needs ten times as long for it."""
     link = LinkSettings(bytes_per_s=1.0, ways=(Via.TOKENS,), prefill_share=0.1)
     settings = msgspec.structs.replace(
@@ -100,7 +100,7 @@ def test_tokens_beyond_the_boundary_are_computed_over_several_epochs() -> None:
 
 
 def test_waking_does_not_set_off_a_chain_of_wakings() -> None:
-    """The wait for a GPU that starts is not learned as the time of a move: a few GPUs serve what a few can hold."""
+    """Waiting for a starting GPU is not learned as move time: a few GPUs serve what a few can hold."""
     reports = [
         simulate("mell-plus", msgspec.structs.replace(SMALL, link=KV, wake_s=wake_s), small_load(seconds=300.0))
         for wake_s in (0.0, 8.0)
@@ -109,7 +109,7 @@ def test_waking_does_not_set_off_a_chain_of_wakings() -> None:
 
 
 def makespan_s(link: LinkSettings) -> float:
-    """Two workers below one switch are emptied to the other side of it: when the last move is over."""
+    """Empty two workers below one switch to the other side of it; return when the last move ends."""
     settings = msgspec.structs.replace(
         SMALL, link=link, gpus=4, latency=ConstantLatency(decode_step_s=0.02, prefill_token_s=0.0005)
     )
@@ -131,7 +131,7 @@ def makespan_s(link: LinkSettings) -> float:
     return max(event.at_s for event in committed) - 0.5
 
 
-def test_moves_planned_over_a_switch_end_sooner_than_it_could_carry_them() -> None:
+def test_planned_moves_over_a_switch_beat_its_bandwidth() -> None:
     """A planner that ignored what links share would send all by KV and wait for the switch; most go by tokens."""
     narrow = KV.bytes_per_s / 4
     link = msgspec.structs.replace(TREE, switch_bytes_per_s=narrow, ways=(Via.KV, Via.TOKENS), prefill_share=0.5)

@@ -1,4 +1,4 @@
-"""Several machines in simulation: KV stays within one, and a lost one's requests go on elsewhere."""
+"""Several simulated machines: KV stays within one, and a lost one's requests go on elsewhere."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_between_machines_a_request_moves_by_its_tokens(kv_between_machines: boo
 
 @pytest.mark.parametrize("policy", ["mell-slo", "mell-plus", "best-fit"])
 def test_no_request_of_a_lost_machine_is_lost(policy: str) -> None:
-    """All that ran there resume from their tokens, on workers that are left, and every request ends."""
+    """All that ran there resume from their tokens, on the remaining workers, and every request ends."""
     load = small_load(seconds=60.0)
     report, whole = simulate(policy, TWO_MACHINES, load), simulate(policy, WHOLE, load)
     assert report.displaced > 0 == whole.displaced
@@ -51,13 +51,13 @@ LINKED = ["--gpus", "8", "--link-rate", "1GiB", "--machines", "4"]
 
 
 def told(capsys: pytest.CaptureFixture[str], *flags: str) -> Report:
-    """The report of a run with these flags."""
+    """Return the report of a run with these flags."""
     assert main([*SIMULATE, "--policy", "mell-plus", "--json", *flags]) == 0
     return msgspec.convert(json.loads(capsys.readouterr().out)["policies"][0], Report)
 
 
 def test_machines_are_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a link between them KV crosses; without, only what moves within one is copied."""
+    """With a link between them KV crosses; without, only moves within one are copied."""
     apart = told(capsys, *LINKED)
     assert 0 < apart.migrations_kv <= apart.migrations - apart.migrations_between_machines
     linked = told(capsys, *LINKED, "--machine-link-rate", "1GiB")

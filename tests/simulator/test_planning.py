@@ -18,7 +18,7 @@ ASLEEP = (events.EpochStarted, 60.0, [retire("w0"), retire("w1")])
 
 
 def two_leave_at_once(link: LinkSettings, wake_s: float = 0.0, prefill_token_s: float = 0.0001) -> Script:
-    """Two requests of 16 blocks each are to move in the same epoch; then all of it is played."""
+    """Start two moves of 16 blocks each in the same epoch, then play to the end."""
     latency = ConstantLatency(decode_step_s=0.02, prefill_token_s=prefill_token_s)
     settings = msgspec.structs.replace(SMALL, link=link, gpus=2, wake_s=wake_s, latency=latency)
     script = Script(
@@ -32,7 +32,7 @@ def two_leave_at_once(link: LinkSettings, wake_s: float = 0.0, prefill_token_s: 
 
 
 def ends(script: Script) -> list[tuple[str, str]]:
-    """The moves that were committed, with the way that they went."""
+    """Return the committed moves with their ways."""
     return [(event.request, event.via) for event in script.heard_of(events.MoveCommitted)]  # type: ignore[union-attr]
 
 
@@ -44,15 +44,15 @@ def test_boundaries_follow_from_the_machines() -> None:
     assert tokens_within(ConstantLatency(0.02, prefill_token_s=10.0), 0.5) == 1
 
 
-def test_what_the_link_cannot_take_goes_by_its_tokens_in_the_same_epoch() -> None:
-    """Both resources are used before anybody waits."""
+def test_what_the_link_cannot_take_goes_by_tokens_in_the_same_epoch() -> None:
+    """Both resources are used before any move waits."""
     fast, slow = two_leave_at_once(LINK), two_leave_at_once(LINK, prefill_token_s=0.001)
     assert [via for _, via in ends(fast)] == [Via.TOKENS, Via.TOKENS]
     assert sorted(via for _, via in ends(slow)) == [Via.KV, Via.TOKENS]
     assert all(event.at_s < 2.0 for event in slow.heard_of(events.MoveCommitted))
 
 
-def test_what_fits_neither_waits_for_a_later_epoch() -> None:
+def test_a_move_that_fits_neither_way_waits_for_a_later_epoch() -> None:
     """Over a link that carries one of two requests in an epoch, the second begins when the first is through."""
     script = two_leave_at_once(msgspec.structs.replace(LINK, ways=(Via.KV,)))
     first, second = script.heard_of(events.MoveCommitted)
@@ -60,14 +60,14 @@ def test_what_fits_neither_waits_for_a_later_epoch() -> None:
     assert first.at_s < 1.0 < second.at_s  # asked for at 0.5, epochs of 0.5 s
 
 
-def test_a_worker_that_is_still_waking_computes_no_tokens() -> None:
+def test_a_waking_worker_computes_no_tokens() -> None:
     """Where only tokens may be sent, moves to it wait until it is awake."""
     script = two_leave_at_once(msgspec.structs.replace(LINK, ways=(Via.TOKENS,)), wake_s=3.0)
     assert [event.at_s > 3.0 for event in script.heard_of(events.MoveCommitted)] == [True, True]
 
 
-def test_a_worker_that_wakes_in_no_time_computes_from_then_on() -> None:
-    """A move to a worker that is woken for it has both ways, and does not crawl over a slow link for want of one."""
+def test_a_worker_that_wakes_instantly_computes_at_once() -> None:
+    """A move to a freshly woken worker has both ways, and does not crawl over a slow link for want of one."""
     settings = msgspec.structs.replace(SMALL, link=LinkSettings(bytes_per_s=BLOCK_BYTES), gpus=2)
     script = Script(
         (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
@@ -80,7 +80,7 @@ def test_a_worker_that_wakes_in_no_time_computes_from_then_on() -> None:
 
 
 def test_a_request_that_ends_while_its_move_waits_leaves_nothing_behind() -> None:
-    """The planner forgets it, and the scheduler hears of its end alone."""
+    """The planner forgets it, and the scheduler hears only of its end."""
     link = LinkSettings(bytes_per_s=4 * BLOCK_BYTES, ways=(Via.KV,))
     settings = msgspec.structs.replace(SMALL, link=link, gpus=2)
     script = Script(

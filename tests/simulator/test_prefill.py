@@ -1,4 +1,4 @@
-"""Prefill and decoding share a worker's time: what the one gets the other does not."""
+"""Prefill and decoding share a worker's time: what one gets the other does not."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from tests.simulator.test_simulation import simulate
 STEP_S, TOKEN_S = 0.02, 0.0001  # of `SMALL`
 
 
-def test_a_prompt_beside_others_takes_their_steps_along() -> None:
-    """Each chunk of it is computed in one step with those that decode, and lasts longer by that step."""
+def test_a_prompt_beside_decodes_includes_their_steps() -> None:
+    """Each of its chunks is computed in one step with the decodes, and lasts longer by that step."""
     alone = simulate("best-fit", SMALL, one_by_one((1.1, 1000, 1)))
     beside = simulate("best-fit", SMALL, one_by_one((0.1, 10, 400), (1.1, 1000, 1)))
     chunk_s = PREFILL_CHUNK_TOKENS * TOKEN_S
@@ -19,7 +19,7 @@ def test_a_prompt_beside_others_takes_their_steps_along() -> None:
 
 
 def test_no_time_is_counted_twice() -> None:
-    """A request that decodes while others' prompts are computed ends later by all the time that they took."""
+    """A request that decodes beside others' prompts ends later by all the time that they took."""
     prompts = 50
     load = one_by_one((0.1, 10, 1001), *((1.1 + 0.2 * number, 500, 1) for number in range(prompts)))
     report = simulate("best-fit", SMALL, load)

@@ -18,28 +18,28 @@ ONE = msgspec.structs.replace(
 
 
 def first_tokens_s(load: Workload, settings: SimulatorSettings = ONE) -> list[float]:
-    """When the first token of each request comes."""
+    """Return when each request's first token comes."""
     return list(Simulation(settings, load, scheduler("load-balance", settings)).run().first_token_s)
 
 
-def test_a_question_does_not_wait_until_a_book_is_read() -> None:
-    """The book takes longer by the question, and by no more."""
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    """The long one takes longer by the short one, and by no more."""
     book, question = (0.0, 1000, 1), (1.0, 50, 1)
     assert first_tokens_s(one_by_one(book, question)) == pytest.approx([10.5, 1.5])
     untargeted = msgspec.structs.replace(ONE, targets=None)
     assert first_tokens_s(one_by_one(book, question), untargeted) == pytest.approx([10.0, 10.5])
 
 
-def test_a_book_is_read_in_its_time() -> None:
-    """Questions overtake it only as long as it is not due before them."""
+def test_a_long_prompt_is_computed_in_time() -> None:
+    """Short ones overtake it only while they are due earlier."""
     book, questions = (0.0, 500, 1), [(second, 50, 1) for second in range(1, 25)]
     read_s, *answered_s = first_tokens_s(one_by_one(book, *questions))
     assert read_s == pytest.approx(5.0 + 0.5 * sum(first_s < read_s for first_s in answered_s))
     assert read_s <= 20.0
 
 
-def test_who_is_late_waits_for_who_need_not_be() -> None:
-    """While a worker woke up, some became late: those that come then are in time, and the others next."""
+def test_a_late_request_yields_to_one_that_can_still_be_on_time() -> None:
+    """While a worker woke up, some became late: new arrivals are in time, and the others next."""
     waking = msgspec.structs.replace(ONE, wake_s=8.0)
     late, prompt = [(0.0, 50, 1)] * 8, (7.9, 50, 1)
     *late_s, first_s = first_tokens_s(one_by_one(*late, prompt), waking)

@@ -49,7 +49,7 @@ MACHINE = SimulatorSettings(
 
 
 class Played(NamedTuple):
-    """What came out of a simulation, and what its scheduler was told and said."""
+    """A simulation's result, and what its scheduler heard and said."""
 
     report: Report
     events: list[AnyEvent]
@@ -75,8 +75,8 @@ def prompts_and_answers(rate_per_s: float, seed: int = 1, seconds: float = 150.0
 
 
 @pytest.mark.parametrize(("prompt", "last_chunk"), [(500, 500), (2048 + 700, 700)])
-def test_the_second_token_waits_for_the_copy_of_the_last_chunk_only(prompt: int, last_chunk: int) -> None:
-    """Those before it are copied while the prompt is computed."""
+def test_the_second_token_waits_only_for_the_last_chunk_s_copy(prompt: int, last_chunk: int) -> None:
+    """Earlier chunks are copied during the prefill."""
     wake_both = [(0.2 * number, 100 + 50 * number, 200) for number in range(60)]
     settings = msgspec.structs.replace(MACHINE, gpus=2)
     played = simulated(one_by_one(*wake_both, (25.0, prompt, 101)), FIXED, settings)
@@ -89,7 +89,7 @@ def test_the_second_token_waits_for_the_copy_of_the_last_chunk_only(prompt: int,
 
 
 def test_a_hand_over_is_logged_like_any_move() -> None:
-    """Who compares splits reads in the decision log what was handed over, and how."""
+    """Whoever compares splits reads in the decision log what was handed over, and how."""
     load = one_by_one(*((0.2 * number, 100 + 50 * number, 200) for number in range(40)))
     settings, choices = msgspec.structs.replace(MACHINE, gpus=2), SchedulerChoices(roles=FIXED, retire_after_s=30.0)
     records: list[Record] = []
@@ -99,7 +99,7 @@ def test_a_hand_over_is_logged_like_any_move() -> None:
 
 
 def test_a_split_keeps_a_tighter_pace_on_no_more_workers() -> None:
-    """Mixed workers' prompts would slow the decodes; a split is found by itself, and serves more in time."""
+    """Mixed workers' prompts would slow the decodes; a split is found automatically, and serves more in time."""
     mixed, split = (simulated(prompts_and_answers(6.0), roles).report for roles in (RoleSettings(), AUTO))
     assert split.migrations > split.requests / 2
     assert split.itl_s.p90 < 0.9 * mixed.itl_s.p90
@@ -109,8 +109,8 @@ def test_a_split_keeps_a_tighter_pace_on_no_more_workers() -> None:
     assert split.gpu_seconds <= 1.02 * mixed.gpu_seconds
 
 
-def test_a_prefill_worker_has_one_that_decodes_on_its_machine() -> None:
-    """KV is handed over within a machine: what a lone worker computed would stay with it, and be slow."""
+def test_a_prefill_worker_has_a_decode_worker_on_its_machine() -> None:
+    """KV is handed over within a machine: a lone prefill worker would keep its requests, and be slow."""
     far = LinkSettings(RATE_BYTES_S, kv_gap_s=GAP_S, copy_cost_s=0.0, kv_between_machines=False)
     machines = msgspec.structs.replace(MACHINE, gpus_per_machine=3, link=far)
     played = simulated(prompts_and_answers(6.0), AUTO, machines)
@@ -132,14 +132,14 @@ def test_a_loose_pace_or_none_splits_nothing() -> None:
 
 
 @pytest.mark.parametrize("rate_per_s", [1.6, 2.5, 3.0])
-def test_answers_of_a_few_tokens_are_not_handed_over_to_learn_what_it_costs(rate_per_s: float) -> None:
+def test_answers_of_a_few_tokens_are_not_handed_over_to_learn_the_cost(rate_per_s: float) -> None:
     """The wait for the taker's step, shared by so few tokens, is more than a split gains."""
     short = poisson(rate_per_s, 90.0, LogNormal(1200.0, 0.5, 4.0, 0.3), random.Random(1))
     assert not any(isinstance(one, SetRole) for one in simulated(short, AUTO).commands)
 
 
-def test_a_slow_link_splits_nothing_for_long() -> None:
-    """What a hand-over costs is learned from the first ones."""
+def test_a_slow_link_soon_ends_a_split() -> None:
+    """The cost of a hand-over is learned from the first ones."""
     slow = msgspec.structs.replace(MACHINE, link=LinkSettings(2e6))
     load = prompts_and_answers(6.0, seconds=90.0)
     mixed, auto = (simulated(load, roles, slow).report for roles in (RoleSettings(), AUTO))
@@ -149,7 +149,7 @@ def test_a_slow_link_splits_nothing_for_long() -> None:
     assert auto.attainment > mixed.attainment - 0.1
 
 
-def test_what_hand_overs_took_in_a_rush_is_not_believed_for_ever() -> None:
+def test_hand_over_costs_learned_in_a_rush_are_forgotten() -> None:
     """The link was busy then; a steady load later is split all the same."""
     rush, steady = prompts_and_answers(10.0, seconds=20.0), prompts_and_answers(6.0, seed=2, seconds=150.0)
     rows = list(zip(rush.arrival_s, rush.prompt_tokens, rush.output_tokens, strict=True))
@@ -182,7 +182,7 @@ def test_a_split_ends_with_its_load() -> None:
     assert not [one for one in played.commands if isinstance(one, MoveRequest) and one.request in late]
 
 
-def test_nobody_is_woken_for_a_role_and_nobody_waits_for_one() -> None:
+def test_no_worker_is_woken_and_no_request_waits_for_a_role() -> None:
     """With no decode worker at all, requests decode where their prompts were computed."""
     only = RoleSettings(fixed={WorkerId(f"w{number}"): Role.PREFILL for number in range(4)})
     mixed, fixed = (simulated(prompts_and_answers(6.0, seconds=90.0), roles) for roles in (RoleSettings(), only))

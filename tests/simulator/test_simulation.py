@@ -21,21 +21,21 @@ from tests.simulator.setups import BLOCK_BYTES, BLOCKS, FEW_GPUS, MACHINES, SMAL
 
 
 class Script:
-    """A scheduler that plays back decisions: on the first event of a kind whose time has come, the given commands."""
+    """A scheduler that plays back decisions: the given commands on the first due event of a kind."""
 
     def __init__(self, *lines: tuple[type[AnyEvent], float, list[AnyCommand]]) -> None:
         self.lines = list(lines)
         self.heard: list[AnyEvent] = []
 
     def handle(self, event: AnyEvent) -> list[AnyCommand]:
-        """The next line's commands if this is its cue."""
+        """Return the next line's commands if this is its cue."""
         self.heard.append(event)
         if self.lines and type(event) is self.lines[0][0] and event.at_s >= self.lines[0][1]:
             return self.lines.pop(0)[2]
         return []
 
     def heard_of(self, kind: type[AnyEvent]) -> list[AnyEvent]:
-        """The events of one kind."""
+        """Return the events of one kind."""
         return [event for event in self.heard if type(event) is kind]
 
 
@@ -72,7 +72,7 @@ def test_a_lone_request_takes_its_prefill_and_its_steps() -> None:
     assert report.gpu_seconds == pytest.approx(1.01)  # from the arrival at 1.0 to the last token
 
 
-def test_a_suspended_request_computes_its_tokens_again_and_goes_on() -> None:
+def test_a_suspended_request_recomputes_its_tokens_and_goes_on() -> None:
     """It emits nothing while it waits, and loses none of what it has emitted."""
     script = Script(
         (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
@@ -86,7 +86,7 @@ def test_a_suspended_request_computes_its_tokens_again_and_goes_on() -> None:
     assert ended.at_s == pytest.approx(2.0 + 150 * 0.0001 + (101 - emitted) * 0.02)
 
 
-def test_growth_is_told_as_blocks_at_each_epoch() -> None:
+def test_growth_is_reported_in_blocks_at_each_epoch() -> None:
     """The scheduler sees what block tables say: whole blocks, only when they change."""
     script = Script(
         (events.RequestArrived, 0.0, [activate("w0"), place("r0", "w0")]),
@@ -111,7 +111,7 @@ def test_prompts_take_turns() -> None:
     assert report.ttft_s.mean == pytest.approx((0.1 + 0.12 + 0.14) / 3)
 
 
-def test_a_full_gpu_pushes_out_the_youngest_and_takes_it_back() -> None:
+def test_a_full_gpu_preempts_the_youngest_and_resumes_it() -> None:
     """Without migration vLLM preempts: the cost that best fit hides must be counted."""
     load = one_by_one((0.0, 400, 700), (0.1, 400, 700))
     one_gpu = msgspec.structs.replace(SMALL, gpus=1)
@@ -129,7 +129,7 @@ def test_a_full_gpu_pushes_out_the_youngest_and_takes_it_back() -> None:
 
 
 def test_a_slow_move_holds_memory_on_both_sides_and_then_commits() -> None:
-    """The scheduler hears of the end of a move when the link has carried it, and not before."""
+    """The scheduler hears of a move's end when the link has carried it, and not before."""
     linked = msgspec.structs.replace(SMALL, link=LinkSettings(bytes_per_s=BLOCK_BYTES * 4, ways=(Via.KV,)), gpus=2)
     script = Script(
         (events.RequestArrived, 0.0, [activate("w0"), activate("w1"), place("r0", "w0")]),
@@ -144,7 +144,7 @@ def test_a_slow_move_holds_memory_on_both_sides_and_then_commits() -> None:
 
 
 def test_tokens_are_sent_where_prefill_is_faster_than_the_link() -> None:
-    """Over a slow link it is cheaper to compute the keys and values again."""
+    """Over a slow link it is cheaper to recompute the keys and values."""
     linked = msgspec.structs.replace(SMALL, link=LinkSettings(bytes_per_s=BLOCK_BYTES / 10), gpus=2)
     script = Script(
         (events.RequestArrived, 0.0, [activate("w0"), activate("w1"), place("r0", "w0")]),
@@ -171,8 +171,8 @@ def test_a_failed_move_leaves_the_request_where_it_was() -> None:
     assert finished.at_s == pytest.approx(0.216 + 199 * 0.02)
 
 
-def test_a_move_that_outgrows_its_destination_is_off() -> None:
-    """Requests grow on their way: a worker with nobody to push out must turn the latest back, not hold more."""
+def test_a_move_that_outgrows_its_destination_is_cancelled() -> None:
+    """Requests grow on their way: a worker with nothing to preempt must refuse the latest, not overflow."""
     slow = LinkSettings(bytes_per_s=BLOCK_BYTES, ways=(Via.KV,))
     linked = msgspec.structs.replace(SMALL, link=slow, gpus=3)
     awake = [activate(worker) for worker in ("w0", "w1", "w2")]
@@ -209,14 +209,14 @@ def test_every_request_ends_and_the_scheduler_is_left_empty(policy: str, machine
 
 
 def check_fleet(fleet: SimulatedFleet) -> None:
-    """No worker holds more than its capacity."""
+    """Check that no worker holds more than its capacity."""
     fleet.memory.settle_sizes()
     assert (fleet.memory.used_bytes() <= fleet.settings.capacity_bytes).all()
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
-    """The physical law, looked at in the middle of every epoch rather than in the log."""
+    """The physical law, checked in the middle of every epoch rather than in the log."""
     settings = MACHINES["slow, faulty moves"]
     brain = scheduler(policy, settings)
     simulation = Simulation(settings, small_load(seed=5, rate_per_s=4.0, seconds=25.0), brain)
@@ -257,8 +257,8 @@ def test_what_can_never_fit_is_refused_and_the_rest_served() -> None:
     assert (report.requests, report.refused, report.peak_gpus) == (2, 1, 1)
 
 
-def test_a_policy_that_never_places_is_found_out() -> None:
-    """A simulation that cannot end raises an error instead of running indefinitely."""
+def test_a_policy_that_never_places_raises_an_error() -> None:
+    """A simulation that cannot end must not run indefinitely."""
     script = Script((events.RequestArrived, 0.0, [events.QueueRequest("script", "r0")]))  # type: ignore[arg-type]
     slow_epochs = msgspec.structs.replace(SMALL, epoch_s=3600.0)
     with pytest.raises(SimulationStuck, match="1 requests wait"):
@@ -266,14 +266,14 @@ def test_a_policy_that_never_places_is_found_out() -> None:
 
 
 def test_an_answer_stops_when_the_gpu_is_full() -> None:
-    """As with vLLM's max_model_len, a request never outgrows the worker that it has to itself."""
+    """As with vLLM's max_model_len, a request never outgrows a worker of its own."""
     report = simulate("best-fit", SMALL, one_by_one((0.0, 100, 10**6)))
     assert report.preemptions == 0
     assert report.end_s == pytest.approx(0.01 + (16 * BLOCKS - 100 - 1) * 0.02, abs=1.0)
 
 
-def test_the_high_ones_go_first_where_the_scheduler_knows_of_them() -> None:
-    """Both runs measure them apart; only where the scheduler is told do they wait less than the others."""
+def test_urgent_requests_go_first_if_the_scheduler_knows_them() -> None:
+    """Both runs measure them apart; only where the scheduler knows do they wait less than the others."""
     load = small_load(rate_per_s=4.0).with_high(0.2, random.Random(3))
     reports = {}
     for tells in (True, False):

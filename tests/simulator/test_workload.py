@@ -1,4 +1,4 @@
-"""Workloads: files are read exactly or refused in one clear line; generated load is what was asked for, and seeded."""
+"""Workloads: files are read exactly or refused in one clear line; generated load matches its parameters and seed."""
 
 import gzip
 import pathlib
@@ -31,7 +31,7 @@ def write(path: pathlib.Path, text: str) -> pathlib.Path:
     return path
 
 
-def test_a_trace_is_read_as_it_is(tmp_path: pathlib.Path) -> None:
+def test_a_trace_is_read_exactly(tmp_path: pathlib.Path) -> None:
     """Plain, as a spreadsheet writes it, or gzip; columns in any order, further columns ignored."""
     plain = write(tmp_path / "plain.csv", "\ufeff" + HEADER + "0.0,10,20\n1.5,30,0\n")
     zipped = tmp_path / "zipped"
@@ -57,7 +57,7 @@ def test_a_trace_is_read_as_it_is(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_a_bad_trace_is_refused_with_its_line(tmp_path: pathlib.Path, text: str, why: str) -> None:
-    """The message alone tells the author of the file how to correct it."""
+    """The message alone tells the file's author how to correct it."""
     path = write(tmp_path / "bad.csv", text)
     with pytest.raises(ConfigError) as refused:
         read_trace(path)
@@ -95,7 +95,7 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_a_seed_is_a_workload(seed: int) -> None:
+def test_a_seed_determines_the_workload(seed: int) -> None:
     """The same seed draws the same load; another seed another."""
     first, again, other = (poisson(5.0, 20.0, LogNormal(), random.Random(one)) for one in (seed, seed, seed + 1))
     assert first == again != other
@@ -135,7 +135,7 @@ def test_a_trace_is_stretched_thinned_and_cut() -> None:
     }
 
 
-def test_log_normal_lengths_are_named_on_the_command_line() -> None:
+def test_log_normal_lengths_are_given_on_the_command_line() -> None:
     """A workload that needs no file at all."""
     assert parse_lengths("lognormal") == LogNormal()
     assert parse_lengths("lognormal:10,1,20,0.5") == LogNormal(10.0, 1.0, 20.0, 0.5)
@@ -147,7 +147,7 @@ def test_log_normal_lengths_are_named_on_the_command_line() -> None:
             parse_lengths(wrong)
 
 
-def test_gamma_arrivals_have_the_wished_rate_and_bursts() -> None:
+def test_gamma_arrivals_have_the_requested_rate_and_bursts() -> None:
     """A variation above 1 is bursts at the same mean rate; of 1 it is a Poisson process."""
     for variation in (1.0, 4.0):
         made = gamma(20.0, variation, 5_000.0, LogNormal(), random.Random(1))

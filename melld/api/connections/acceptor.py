@@ -1,4 +1,4 @@
-"""Accepts connections while file descriptors and memory are to spare; else leaves them in the kernel's queue.
+"""Accepts connections while there are spare file descriptors and memory; else leaves them in the kernel's queue.
 
 Owns a listening socket.  libuv's own server accepts connections that it has no descriptor for and closes them at once.
 """
@@ -73,7 +73,7 @@ class Acceptor:
             self.join(connection)
 
     def join(self, connection: socket.socket) -> None:
-        """Serve this connection, which has been accepted."""
+        """Serve this accepted connection."""
         task = self._loop.create_task(self._join(connection))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
@@ -87,7 +87,7 @@ class Acceptor:
             connection.close()
 
     def _is_news(self) -> bool:
-        """Note that connections have to wait; return True unless they had to a short while ago."""
+        """Note that connections have to wait; return False if that was noted a moment ago."""
         before_s, self._short_s = self._short_s, self._loop.time()
         return self._short_s - before_s >= SAY_AGAIN_S
 

@@ -176,7 +176,7 @@ class Connection(web.RequestHandler):
             self.transport.resume_reading()
 
     def give_away(self) -> socket.socket | None:
-        """Return the socket of a held connection, and forget it without a word to the client."""
+        """Return the socket of a held connection and drop it here, without telling the client."""
         if not self._is_held or self.transport is None:
             return None
         given: socket.socket = self.transport.get_extra_info("socket")

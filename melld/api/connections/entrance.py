@@ -1,4 +1,4 @@
-"""Where requests come in: the listening sockets, and the connections on which none is under way.
+"""Where requests come in: the listening sockets, and the idle connections.
 
 Owns that no client notices when it is closed, or handed to another process: what has not begun waits in the kernel.
 """
@@ -25,7 +25,7 @@ class Entrance:
             connection.read_on()
 
     def close(self) -> None:
-        """Accept none, and read no further request: those that have begun are answered, the others wait."""
+        """Stop accepting and reading: requests that have begun are answered, the others wait."""
         for acceptor in self._acceptors:
             acceptor.rest()
         for connection in self._connections():

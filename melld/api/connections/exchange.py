@@ -27,7 +27,7 @@ PIECE_BYTES = 1 << 20
 
 
 class LongBody(Payload):
-    """A body that is given to the connection piece by piece: tens of megabytes at once would hold the loop."""
+    """A body written piece by piece: tens of megabytes at once would block the loop."""
 
     _autoclose = True
 
@@ -36,7 +36,7 @@ class LongBody(Payload):
         self._size = len(body)
 
     async def write(self, writer: Any) -> None:
-        """Give all pieces, without waiting for the client to read."""
+        """Write all pieces, without waiting for the client to read."""
         for start in range(0, len(self._value), PIECE_BYTES):
             await writer.write(self._value[start : start + PIECE_BYTES], drain=False)
             await asyncio.sleep(0)
@@ -64,7 +64,7 @@ class Exchange:
         self._protocol, self._writer = request.protocol, cast("StreamWriter", request.writer)
 
     async def begin(self) -> web.StreamResponse:
-        """Return the stream, after sending its head if that has not been sent."""
+        """Return the stream, sending its head first if necessary."""
         if self.response is None:
             stream = web.StreamResponse(headers=HEADERS | self._head())
             await stream.prepare(self.request)
@@ -101,7 +101,7 @@ class Exchange:
     def whole(
         self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, *, leaves_body: bool = False
     ) -> web.Response:
-        """Return a whole answer.  `leaves_body`: what is left of the request's would be taken for the next request."""
+        """Return a whole answer.  `leaves_body`: close the connection, as the unread body would look like a request."""
         named = CIMultiDict({"Content-Type": JSON})
         named.update(headers or {})
         response = web.Response(status=status, body=LongBody(body) if len(body) > PIECE_BYTES else body, headers=named)
@@ -115,7 +115,7 @@ class Exchange:
         return None if head is None else self.whole(b"", 204, head, leaves_body=True)
 
     def complete(self, answer: web.StreamResponse) -> None:
-        """Give an answer whose head is still to be sent what every head has."""
+        """Add the common headers to an answer that has not been sent."""
         if not answer.prepared:
             for name, value in self._head().items():
                 answer.headers.setdefault(name, value)

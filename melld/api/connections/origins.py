@@ -1,4 +1,4 @@
-"""Which pages of other origins may call the API: CORS, as the Fetch standard has it.
+"""Which pages of other origins may call the API: CORS, per the Fetch standard.
 
 Pure.  Owns the headers that a browser asks for.  A page that is not allowed gets none of them.
 """

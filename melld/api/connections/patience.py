@@ -1,4 +1,4 @@
-"""Limits the time that a client takes, without the time that the daemon itself was held up.
+"""Limits the time that a client takes, not counting stalls of the daemon itself.
 
 libuv runs late timers before it reads: after a suspension of the daemon (or of its machine), what has come meanwhile
 would be too late.

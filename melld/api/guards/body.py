@@ -66,7 +66,7 @@ async def _read(request: web.BaseRequest, limits: ServerConfig) -> bytes:
 
 
 async def _let_go_on(request: web.BaseRequest) -> None:
-    """Answer `Expect: 100-continue`, which curl sends before a large body and waits a second for."""
+    """Answer `Expect: 100-continue`: curl sends it before a large body and waits a second for the reply."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # aiohttp would count this as part of the response.

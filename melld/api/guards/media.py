@@ -48,7 +48,7 @@ async def media_from_public_addresses(*, has_domains: bool) -> AsyncIterator[Non
 
 
 def follow_no_redirects() -> None:
-    """Have vLLM follow no redirects of media URLs, unless the operator's environment says otherwise."""
+    """Stop vLLM from following redirects of media URLs, unless the operator's environment allows it."""
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
 
@@ -87,7 +87,7 @@ def is_internal(host: str) -> bool:
 
 @contextlib.contextmanager
 def broken_media_refused() -> Iterator[None]:
-    """Make vLLM, in this process, refuse what cannot be decoded as a client's mistake."""
+    """Make vLLM, in this process, report undecodable media as a client error."""
     with contextlib.ExitStack() as undo:
         for kind in (AudioMediaIO, ImageMediaIO, VideoMediaIO):
             undo.callback(setattr, kind, "load_bytes", kind.load_bytes)

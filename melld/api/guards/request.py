@@ -72,7 +72,7 @@ def check_request(body: dict[str, Any], limits: ServerConfig, trust: Trust) -> N
 
 
 def is_request_id(name: object) -> TypeGuard[str]:
-    """Return True for what may be a request's id."""
+    """Return True if the text is a valid request id."""
     return isinstance(name, str) and REQUEST_ID.fullmatch(name) is not None
 
 

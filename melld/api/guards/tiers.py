@@ -35,7 +35,7 @@ class Rights(msgspec.Struct, frozen=True):
     """The most urgent that they may ask for; None: any."""
 
     def may(self, priority: int) -> bool:
-        """Return whether a request may ask for this priority."""
+        """Return True if a request may ask for this priority."""
         return self.least is None or priority >= self.least
 
 

@@ -79,7 +79,7 @@ def _count_prompts(value: Any) -> int:
 
 
 def _count_characters(value: Any) -> int:
-    """Count those of all texts inside."""
+    """Count the characters of all texts inside."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -99,7 +99,7 @@ def _named(devices: str) -> Sequence[str]:
 
 
 def _shown(command: Sequence[str]) -> str:
-    """Return the command as others may see it: the program and its script, as what comes after may be secret."""
+    """Return the part of the command that others may see, program and script: the rest may be secret."""
     script = [word for word in command[1:2] if not word.startswith("-") and "=" not in word]
     return printable(shlex.join([Path(command[0]).name, *script]))[:LONGEST_COMMAND]
 

@@ -1,4 +1,4 @@
-"""A loan as `melld run` has it: what it waits for, and the connection that the loan hangs on.
+"""A loan in `melld run`: waiting for it, and the connection that it depends on.
 
 If the daemon goes first, the program runs on, and the next daemon is told what it holds.
 """
@@ -75,7 +75,7 @@ class LoanHolder:
         self._thread.start()
 
     def end(self) -> None:
-        """Give the devices back."""
+        """Return the devices."""
         self._over.set()
         self._answer.end()
 

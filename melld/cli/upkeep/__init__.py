@@ -1,1 +1,1 @@
-"""Commands that change the daemon while it serves: workers out of service and back, and another daemon."""
+"""Commands that change the running daemon: drain and resume workers, or replace the daemon."""

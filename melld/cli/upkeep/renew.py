@@ -1,4 +1,4 @@
-"""`melld renew`: replace the daemon by another, of newer code or settings, without the loss of a stream.
+"""`melld renew`: replace the daemon with newer code or settings, without losing a stream.
 
 Owns the wording and the exit code.  The renewal hangs on this process until the new daemon is serving.
 """

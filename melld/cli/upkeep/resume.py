@@ -1,4 +1,4 @@
-"""`melld resume`: take a worker that was drained or given up into service again.
+"""`melld resume`: return a drained or given-up worker to service.
 
 Owns the request and the wording.
 """

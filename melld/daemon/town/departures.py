@@ -1,4 +1,4 @@
-"""The models that leave a running daemon: each is unloaded and forgotten once its calls have ended.
+"""Models being removed from a running daemon: each is unloaded and forgotten once its calls have ended.
 
 Owns when that is.  The last step of its tasks and processes is its owner's.
 """
@@ -28,7 +28,7 @@ class Departures:
         self._forget = forget
 
     async def dismiss(self, tenant: Tenant) -> None:
-        """Return once a model that calls cannot find any more has left, which it does when it has none.
+        """Wait until a model that new calls cannot find has been removed, once its calls have ended.
 
         Those that wait for its load, or for a place, are refused.
         """
@@ -37,7 +37,7 @@ class Departures:
         await tenant.leaves
 
     def look(self, tenant: Tenant) -> None:
-        """Unload a model that leaves, as far as its calls allow."""
+        """Unload a departing model, as far as its calls allow."""
         if tenant.leaves is None or tenant.model.calls or tenant.fleet.live:
             return
         instances = [self._instances[worker] for worker in tenant.fleet.places]

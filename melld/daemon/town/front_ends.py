@@ -1,4 +1,4 @@
-"""The front end of each of several models, made when the model has been loaded for the first time.
+"""Makes each model's front end after its first load.
 
 Owns which front ends are being made.
 """
@@ -12,7 +12,7 @@ from melld.daemon.model import ServedModel
 
 
 class FrontEnds:
-    """Creates the front end of each loaded model once.  `do` runs a task and reports why it failed.
+    """Creates each loaded model's front end once.  `do` runs a task and logs its failure.
 
     `open_model` does it; None until calls can be served.
     """
@@ -23,7 +23,7 @@ class FrontEnds:
         self._opening: set[ServedModel] = set()
 
     def open(self, model: ServedModel) -> None:
-        """Wake the calls that wait for a model that is loaded, or have its front end made."""
+        """Wake the calls that wait for a loaded model, or have its front end made."""
         if model.is_warm and model.serving is not None:
             model.loaded()
         elif model.is_warm and self.open_model is not None and model not in self._opening:

@@ -113,7 +113,7 @@ class LandlordShell:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def hear(self, event: AnyLandlordEvent) -> None:
-        """Let the Landlord decide, and carry that out.  What it leads to may overtake the next of several events."""
+        """Let the Landlord decide, and carry out its commands, whose effects may overtake further events."""
         self._heard_s = max(event.at_s, self._heard_s)
         self._told = EventId(self._told + 1)
         log.debug("%s", event := msgspec.structs.replace(event, at_s=self._heard_s, id=self._told))
@@ -123,7 +123,7 @@ class LandlordShell:
                 each.callback(self._carry_out, command)
 
     def _heard(self, tenant: Tenant, event: events.AnyEvent, *_: object) -> None:
-        """Note an event that the model's scheduler has handled, and what the scheduler counts now."""
+        """Note an event that the model's scheduler has handled, and its current counts."""
         tenant.heard(event)
         self._tell_needs(tenant)
 
@@ -132,7 +132,7 @@ class LandlordShell:
             self.hear(need)
 
     def tell_offers(self) -> None:
-        """Tell each scheduler that is at rest; one that handles an event is told afterwards, by then perhaps anew.
+        """Send each idle scheduler its offer; a busy one gets the latest offer afterwards.
 
         One offer after the other: a scheduler decides on the first part of one, which changes others, and comes back
         here; the rest of the first would then undo what is newer.
@@ -147,7 +147,7 @@ class LandlordShell:
             self._is_telling = False
 
     def want(self, model: ServedModel) -> None:
-        """Load a model that no worker has, if there is room now; otherwise count who waits for it."""
+        """Load a model that no worker has, if there is room; otherwise count its waiting calls."""
         if (tenant := self.tenants.get(model.key)) is None:
             return  # it is alone
         self._front_ends.open(model)
@@ -268,7 +268,7 @@ class LandlordShell:
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
     def load_if_room(self, model: ServedModel) -> None:
-        """Load a model that has come to the others, if none of them must leave for it."""
+        """Load an added model, if no other must be unloaded for it."""
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where the model could be loaded
         if (choice := self.landlord.models[model.key].choice) is not None and not choice.victims:
             self.want(model)

@@ -1,4 +1,4 @@
-"""Gives devices, and the workers of models, to the Landlord: at the start, as models come, and when one was alone.
+"""Gives devices and models' workers to the Landlord: at the start, and when models are added.
 
 Owns how GPUs are divided.  Decides nothing about which model is loaded: the Landlord does.
 """
@@ -31,14 +31,14 @@ Served = Mapping[ServedModel, Any]
 
 
 class Letting:
-    """The devices that are let to models by one Landlord."""
+    """The devices that one Landlord lets to models."""
 
     def __init__(self, landlord: LandlordShell, gpus: Sequence[Device]) -> None:
         self._landlord = landlord
         self._gpus = gpus
 
     async def begin(self, config: Config, models: Served) -> str:
-        """Give the workers of several models to the Landlord, now that vLLM has read what the models are like.
+        """Give the workers of several models to the Landlord, once vLLM has read the models' configurations.
 
         Return how GPUs are divided if the configuration does not say.
 
@@ -70,7 +70,7 @@ class Letting:
             division_of(config, self._gpus, lends=False)
 
     def adopt(self, config: Config, alone: ServedModel, vllm_config: Any, others: Sequence[Any]) -> None:
-        """Give the workers of a model that was alone to the Landlord, as others come.
+        """Give a lone model's workers to the Landlord, when others are added.
 
         Those that run keep the memory that they have; their next processes share the devices.
         """
@@ -95,7 +95,7 @@ class Letting:
             landlord.worker_ready(worker, ready)
 
     def let_in(self, model: ServedModel, vllm_config: Any, *, lends: bool = True) -> None:
-        """Give the workers of one model to the Landlord.  `lends`: it shares KV memory with others, where that is."""
+        """Give one model's workers to the Landlord.  `lends`: it shares KV memory with others, where supported."""
         landlord = self._landlord
         arenas = landlord.courier.arenas if lends else {}
         for place in model.parts.fleet.places.values():
@@ -131,7 +131,7 @@ class Letting:
     def _devices(
         self, config: Config, first: ServedModel, vllm_configs: Sequence[Any]
     ) -> tuple[list[e.DeviceDeclared], dict[DeviceName, Sequence[str]]]:
-        """Return what the Landlord must know of the devices, and the GPUs of each."""
+        """Return the devices' declarations for the Landlord, and the GPUs of each."""
         slots = [place.slot for place in first.parts.fleet.places.values()]
         config = msgspec.structs.replace(config, devices=lending(config.devices, self._landlord.courier.division))
         blocks = [block_bytes_of(vllm_config) for vllm_config in vllm_configs]

@@ -1,4 +1,4 @@
-"""One of several models as the Landlord sees it: what its scheduler counts and what its requests are like.
+"""One of several models as the Landlord sees it: its scheduler's counts and its requests' statistics.
 
 Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
 """
@@ -88,7 +88,7 @@ class Tenant:
         }
 
     def refuse_what_never_fits(self, declared: DeclaredModel) -> None:
-        """End requests that can never fit next to pinned models; reject calls to a model that cannot."""
+        """Reject requests, and calls to models, that can never fit next to pinned models."""
         for name, kv_bytes in self._unplaced().items():
             if self.lends and kv_bytes > declared.most_bytes:
                 self.fleet.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
@@ -99,7 +99,7 @@ class Tenant:
             self.model.failed(why, KEPT_OUT_S)
 
     def take_needs(self, now_s: float) -> Iterator[KvNeeded]:
-        """Yield what the scheduler counts on each worker where that has changed since the last call.
+        """Yield the scheduler's count for each worker where it has changed since the last call.
 
         Calls that came before the front end will be requests on the worker that is there.
         """
@@ -155,7 +155,7 @@ class Tenant:
         self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
 
     def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
-        """Have its scheduler place nothing more there, or again, if it knows the worker and no operator drains it."""
+        """Have its scheduler stop or resume placing requests on a worker that it knows and no operator drains."""
         intent = Intent.IN_SERVICE if is_reopened else Intent.DRAINING
         self.fleet.places[worker].life.wish(Who.LANDLORD, intent)
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:

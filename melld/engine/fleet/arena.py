@@ -1,4 +1,4 @@
-"""The arena of one device: memory that its workers share for KV, each in the granules that it was granted.
+"""The arena of one device: KV memory that its workers share, each using the granules granted to it.
 
 Owns the memory, which lives as long as the daemon.  Who has which granule, `landlord` knows.
 """
@@ -13,7 +13,7 @@ from melld.engine.wire.spec import ArenaSpec
 
 
 class GpuArena:
-    """GPU memory for `nbytes` of KV, all of which it takes at once.  Making it takes seconds.
+    """GPU memory for `nbytes` of KV, allocated at once.  Making it takes seconds.
 
     Raises:
         NoSharedMemory: the GPU has not so much, or cannot share it.
@@ -43,7 +43,7 @@ class GpuArena:
 
 
 class Arena:
-    """Memory of a CPU device for `nbytes` of KV, in granules, of which none takes memory before it is used."""
+    """Memory of a CPU device for `nbytes` of KV, in granules that take no memory before they are used."""
 
     def __init__(self, nbytes: int, granule_bytes: int) -> None:
         self._nbytes = nbytes

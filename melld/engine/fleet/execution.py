@@ -1,4 +1,4 @@
-"""Executes what the lives of workers lead to: starts, wakes and ends their processes, at once or after a rest.
+"""Executes the actions of workers' life cycles: starts, wakes and ends their processes, at once or later.
 
 Owns the tasks and timers.  A task that fails, which is a bug in melld, counts as its worker's death.
 """
@@ -50,11 +50,11 @@ class Execution:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, place: Place, event: Event) -> None:
-        """Let the worker's life go on, and do what that leads to."""
+        """Advance the worker's life cycle, and do what that leads to."""
         self.do(place, self.note(place, event))
 
     def note(self, place: Place, event: Event) -> Do:
-        """Let the worker's life go on; return what to do then."""
+        """Advance the worker's life cycle; return what to do."""
         was = place.life.state
         do = place.life.take(event)
         if place.life.state is not was and not {was, place.life.state} <= WARM:
@@ -62,7 +62,7 @@ class Execution:
         return do
 
     def do(self, place: Place, do: Do) -> None:
-        """Do what an event has led to."""
+        """Carry out an event's actions."""
         process = place.process
         match do:
             case Do.BEGIN:
@@ -78,7 +78,7 @@ class Execution:
                 self._listener.called_off(place)
 
     def restart(self, place: Place) -> None:
-        """Start the dead worker again after a rest, unless it is given up."""
+        """Restart the dead worker after a back-off, unless it is given up."""
         if place.life.given_up:
             then = f"`melld resume {place.slot.worker}` tries again"
             place.detail = f"given up after {place.life.failed_starts} failed starts ({place.detail}); {then}"
@@ -91,12 +91,12 @@ class Execution:
         self.later(place, place.life.back_off_s, lambda: self._own(place, again()))
 
     def later(self, place: Place, delay_s: float, act: Callable[[], None]) -> None:
-        """Do this to the worker after a time, unless its life goes on before."""
+        """Do this to the worker after a delay, unless its state changes first."""
         _forget_timer(place)
         place.timer = asyncio.get_running_loop().call_later(delay_s, act)
 
     async def end_all(self, places: list[Place]) -> None:
-        """End all processes, and do nothing else any more; return when none is left."""
+        """End all processes and accept no more work; return when none is left."""
         for task in self._tasks:
             task.cancel()
         for place in places:
@@ -105,7 +105,7 @@ class Execution:
         await asyncio.gather(*[_end(process, place.life.take(Event.STOP)) for place, process in there])
 
     def _begin(self, place: Place) -> None:
-        """Start a process, or wake the one that dozes; one that ends is replaced when it has."""
+        """Start a process, or wake a dozing one; replace an ending one once it has ended."""
         if place.life.state is not State.STARTING:
             return  # no longer wanted
         place.unanswered = 0
@@ -137,7 +137,7 @@ class Execution:
         task.add_done_callback(partial(self._task_ended, place))
 
     def _task_ended(self, place: Place, task: asyncio.Task[None]) -> None:
-        """Count a worker whose task has failed as dead, so that it is started again."""
+        """Count a worker whose task has failed as dead, so that it is restarted."""
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -156,5 +156,5 @@ def _forget_timer(place: Place) -> None:
 
 
 def _end(process: WorkerProcess, do: Do) -> Coroutine[Any, Any, None]:
-    """Ask a process to end; kill one that has nothing to clean up, unless it ends already."""
+    """Ask a process to end; kill one that has nothing to clean up, unless it is already ending."""
     return process.stop(0.0 if do is Do.KILL and not process.asked_to_end else STOP_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""The first loads of workers, with the daemon: over once each is ready, has failed or is kept out, and one is ready.
+"""The workers' first loads: over once each is ready, failed or kept out, and one is ready.
 
 Owns when they are over, and the first failure.  Starts nothing.
 """
@@ -21,7 +21,7 @@ class WorkerStartFailed(MelldError):
         self.reason = reason
 
     def because_of(self, option: str | None) -> "WorkerStartFailed":
-        """Return the same error with the key of the configuration to look at."""
+        """Return the error with the configuration key to look at."""
         hint = f" (see [model.vllm] {option})" if option else ""
         return WorkerStartFailed(self.worker, self.device, self.reason + hint)
 

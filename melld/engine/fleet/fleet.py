@@ -132,7 +132,7 @@ class Fleet:
         self._rests(worker)
 
     def _rests(self, worker: WorkerId) -> None:
-        """Tell the scheduler that the process ends on purpose; an owner tells it of its workers."""
+        """Tell the scheduler that the process ends on purpose; an owner reports its workers itself."""
         if self.supervisor.owner is None:
             self._notices.tell_all(self.places[worker].rest(self._clock()))
 
@@ -155,7 +155,7 @@ class Fleet:
         self._notices.tell_all(self.places[worker].limit(slots, self._clock()))
 
     def withdraw(self, worker: WorkerId) -> None:
-        """Take a worker that is not ready from the scheduler; place the requests that wait for it elsewhere."""
+        """Withdraw a worker that is not ready from the scheduler; place its waiting requests elsewhere."""
         with self._notices.at_once():
             self._notices.tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
@@ -174,7 +174,7 @@ class Fleet:
         self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
 
     def let_to(self, owner: WorkerOwner) -> None:
-        """Let this owner decide from now on which workers have a process."""
+        """Let this owner decide which workers have a process."""
         self.lending.owner = owner
         self.supervisor.let_to(owner)
 
@@ -236,7 +236,7 @@ class Fleet:
             self.wake(worker)
 
     def worker_steadied(self, slot: Slot) -> None:
-        """Tell the scheduler that the worker has run long enough since its last death to count as any other."""
+        """Tell the scheduler that the worker has run long enough since its last death to be trusted again."""
         self._listener().handle(events.WorkerSteadied(self._clock(), worker=slot.worker))
 
     def _worker_ready(self, slot: Slot, ready: wire.WorkerReady) -> None:

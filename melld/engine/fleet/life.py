@@ -1,4 +1,4 @@
-"""The life of a worker: what its process does, whether it is to serve, and one table of what leads where.
+"""A worker's life cycle: its process's state, whether it should serve, and one transition table.
 
 Pure, and the same for one model or many, on this machine or in a cluster.  Typed events go in, and what to do comes
 out; the supervisor does it.  Whatever else is said of a worker's state is derived from here.
@@ -34,7 +34,7 @@ class State(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """Facts about a worker, and wishes for it."""
+    """Facts about a worker, and requests to change it."""
 
     IS_READY = "ready"
     HAS_DOZED = "dozed"
@@ -62,7 +62,7 @@ class Do(enum.StrEnum):
 
 
 class Intent(enum.IntEnum):
-    """Service wanted of a worker."""
+    """Whether a worker should serve."""
 
     IN_SERVICE = 0
     DRAINING = 1  # until its requests have left
@@ -136,20 +136,20 @@ class WorkerLife:
 
     @property
     def intent(self) -> Intent:
-        """Return whether it is to serve."""
+        """Return whether it should serve."""
         return max(self._wishes.values(), default=Intent.IN_SERVICE)
 
     def wish(self, who: Who, intent: Intent) -> None:
-        """Note what somebody has it do."""
+        """Note what a party wants of it."""
         self._wishes[who] = intent
 
     def wished_by(self, who: Who) -> Intent:
-        """Return what that one has it do."""
+        """Return what that party wants of it."""
         return self._wishes.get(who, Intent.IN_SERVICE)
 
     @property
     def given_up(self) -> bool:
-        """Return whether it has died while loading too often to be started without an operator."""
+        """Return True if it has died too often while loading to be restarted without an operator."""
         return self.state is State.FAILED and self.failed_starts >= self._patience
 
     @property
@@ -158,7 +158,7 @@ class WorkerLife:
         return min(MAX_BACK_OFF_S, 2.0 ** min(max(0, self.setbacks - 1), MAX_DOUBLINGS))
 
     def never_give_up(self) -> None:
-        """Try it again after however many failed starts."""
+        """Keep retrying, however many starts fail."""
         self._patience = math.inf
 
     def forgive(self) -> None:
@@ -171,7 +171,7 @@ class WorkerLife:
         return step is not None and self._holds(step.guard)
 
     def take(self, event: Event) -> Do:
-        """Go to the state that the table names; return what to do then.
+        """Make the table's transition; return its actions.
 
         Raises:
             IllegalTransition: the event is a fact that contradicts what is known; nothing has changed.

@@ -1,4 +1,4 @@
-"""Tells the scheduler of events, never in the middle of a change.
+"""Delivers events to the scheduler, never in the middle of a change.
 
 Owns the events that wait for the end of a change: a decision on the first of them would act on records that the rest
 of the change is about to correct.  Workers lost in one change, as with their machine, are told as one event.
@@ -20,14 +20,14 @@ class Notices:
         self._untold: list[AnyEvent] | None = None
 
     def tell(self, event: AnyEvent) -> None:
-        """Tell of an event, at the end of the change that is under way."""
+        """Deliver an event, at the end of the current change."""
         if self._untold is None:
             self._handle(event)
         else:
             self._untold.append(event)
 
     def tell_all(self, found: Iterable[AnyEvent]) -> None:
-        """Tell of these events, in their order."""
+        """Deliver these events in order."""
         for event in found:
             self.tell(event)
 
@@ -50,7 +50,7 @@ class Notices:
 
 
 def _joined(untold: list[AnyEvent]) -> list[AnyEvent]:
-    """Return the events with all losses of workers in the place of the first."""
+    """Merge all losses of workers into the first one's place."""
     losses = [event for event in untold if isinstance(event, WorkerDown)]
     if len(losses) < 2:
         return untold

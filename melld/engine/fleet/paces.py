@@ -1,4 +1,4 @@
-"""How long a worker's steps take: sums for the scheduler, and the limit of requests that keeps the steps fast enough.
+"""Step times of a worker: sums for the scheduler, and the limit of requests that keeps steps fast enough.
 
 Owns the sums of one worker since it was last asked, and its limit.  Pure.
 """

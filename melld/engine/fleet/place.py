@@ -1,4 +1,4 @@
-"""A place for a worker: its device, its process, its life, and what the scheduler knows of it.
+"""A place for a worker: its device, process, life cycle, and what the scheduler knows of it.
 
 Owns the offer that the scheduler counts on, and the requests that wait for the worker to wake.  Starts and ends no
 process; `life` has the table of what follows what.
@@ -20,7 +20,7 @@ from melld.scheduler import events
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """The fixed facts of a place: the worker's name, its devices, and the specification that it starts with."""
+    """The fixed facts of a place: the worker's name, its devices, and its start specification."""
 
     worker: WorkerId
     device: str
@@ -35,7 +35,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return each of its devices by name, without the number of a worker that shares it: `cuda:0`, `cuda:1`."""
+        """Return its devices' names, without the suffix of a shared device: `cuda:0`, `cuda:1`."""
         kind, _, numbers = self.device.partition(":")
         return tuple(f"{kind}:{number.partition('.')[0]}" for number in numbers.split("+"))
 
@@ -95,12 +95,12 @@ class Place:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the worker takes requests at once."""
+        """Return True if the worker takes requests at once."""
         return self.life.state in WARM
 
     @property
     def is_going_to_doze(self) -> bool:
-        """Return whether its process was asked to doze and has not answered."""
+        """Return True if its process was asked to doze and has not answered."""
         return self.life.state is State.STOPPING and self.process is not None and not self.process.asked_to_end
 
     @property
@@ -139,7 +139,7 @@ class Place:
         return told
 
     def introduce(self, offer: Offer, now_s: float) -> list[events.AnyEvent]:
-        """Tell of an owned worker, ready or not: what it may hold at most, then nothing, until `lend` says more.
+        """Report an owned worker, ready or not: its maximum, then zero capacity, until `lend` changes it.
 
         Meanwhile it has no slots, so that nothing is placed on a promise that nobody has made.
         """
@@ -169,7 +169,7 @@ class Place:
         return [events.WorkerSlotsChanged(now_s, worker=self.slot.worker, slots=slots)]
 
     def resize(self, capacity_bytes: int, now_s: float) -> list[events.AnyEvent]:
-        """Note the worker's present capacity: other programs may have taken memory of its device, or given it back."""
+        """Note the worker's current capacity, which varies with other programs' memory on its device."""
         if self.offer is None or self.offer.capacity_bytes == capacity_bytes:
             return []
         self.offer = msgspec.structs.replace(self.offer, capacity_bytes=capacity_bytes)
@@ -183,7 +183,7 @@ class Place:
         return [events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=self.wake_s)]
 
     def leave(self, now_s: float) -> list[events.AnyEvent]:
-        """Withdraw the offer of a worker that died or did not wake: its requests, held ones too, go elsewhere."""
+        """Withdraw a worker that died or did not wake: its requests, including held ones, go elsewhere."""
         known, self.offer, self.held = self.offer, None, []
         return [events.WorkerDown(now_s, worker=self.slot.worker)] if known is not None else []
 

@@ -21,7 +21,7 @@ class Codec(Protocol):
         """Decode that worker's `EngineCoreOutputs`."""
 
     def join_outputs(self, waiting: Any, outputs: Any) -> bool:
-        """Move the later outputs of a worker into those that wait; return False, with nothing done, if it cannot be."""
+        """Merge a worker's later outputs into the queued ones; return False, unchanged, if impossible."""
 
 
 class MoveKeeper(Protocol):
@@ -37,14 +37,14 @@ class MoveKeeper(Protocol):
         """Handle a worker's answer to a command of a migration or of a link."""
 
     def request_ended(self, request: RequestId) -> None:
-        """Note that the request has ended or its client has left.  Its owner frees its blocks unasked."""
+        """Note that the request has ended or its client has left.  Its owner frees its blocks by itself."""
 
     def resumed(self, request: RequestId, gap_s: float | None) -> None:
         """Note the first output since the request was handed over, `gap_s` after the last one before, if any."""
 
 
 class FleetListener(Protocol):
-    """Decides what becomes of the fleet's requests."""
+    """Decides where the fleet's requests go."""
 
     @property
     def executor(self) -> MoveKeeper:
@@ -55,7 +55,7 @@ class FleetListener(Protocol):
 
 
 class WorkerOwner(Protocol):
-    """Decides which workers have a process, where several models share devices.  Hears of each on the event loop."""
+    """Decides which workers have a process when models share devices.  Called on the event loop."""
 
     @property
     def first(self) -> FirstLoads:
@@ -71,14 +71,14 @@ class WorkerOwner(Protocol):
         """Handle the exit of the process, after its requests have left it."""
 
     def worker_gone(self, worker: WorkerId) -> None:
-        """Note that the worker has ended or dozes, and that no other copies from its memory any longer."""
+        """Note that the worker has ended or dozes, and that no other worker still copies from its memory."""
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Note granules that a worker gave back, in time or late."""
 
 
 class WorkerListener(Protocol):
-    """Hears of each worker, on the event loop.  The fleet is one."""
+    """Called about each worker, on the event loop.  The fleet is one."""
 
     def worker_said(self, slot: Slot, message: Any, payload: list[bytes]) -> None:
         """Handle a worker's message."""

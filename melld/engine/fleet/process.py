@@ -94,7 +94,7 @@ class WorkerProcess:
             await self._ended.wait()
 
     def wake(self) -> None:
-        """Have the dozing process read its weights again; `WorkerReady` or `WorkerEnded` follows."""
+        """Have the dozing process reload its weights; `WorkerReady` or `WorkerEnded` follows."""
         self.began_s = asyncio.get_running_loop().time()
         self._stage, self._progress = "reloading its weights", ""
         self.send(wire.Wake())
@@ -137,7 +137,7 @@ class WorkerProcess:
         self.began_s = asyncio.get_running_loop().time()
 
     def received(self, data: bytes) -> None:
-        """Take the next bytes, to be read in the intake's turns; if earlier ones are unread, let no more come."""
+        """Queue the next bytes for the intake's turns; pause the wire while earlier ones are unread."""
         if self._unread:
             self._child.hold(True)
         self._unread.append(self._decoder.feed(data))
@@ -160,7 +160,7 @@ class WorkerProcess:
         log.debug("%s: %s", self.spec.worker, line)
 
     def exited(self, reason: str, from_outside: bool) -> None:
-        """Tell of the end; what the worker itself said of its failure says more than how it ended."""
+        """Report the end, preferring the worker's own account of its failure."""
         if self._ended.is_set():  # it did end, long after it was killed
             return
         try:

@@ -46,7 +46,7 @@ class WorkerFacts(msgspec.Struct):
     step_s: collections.deque[float] = msgspec.field(default_factory=lambda: collections.deque(maxlen=256))
 
     def turn(self, number: int) -> Turn:
-        """Return the position of the report of that number; the next one counts as taken.
+        """Return the position of that report number; the next one counts as taken.
 
         The wire keeps its order, so anything but the next one is a fault.  After a gap, in which tokens may be lost,
         the worker's reports are worthless.
@@ -128,7 +128,7 @@ class Reports:
         return reported
 
     def take_paces(self) -> dict[WorkerId, WorkerPace]:
-        """Return what the workers' steps took since the last call."""
+        """Return the workers' step times since the last call."""
         paces = {worker: facts.meter.take() for worker, facts in self.workers.items()}
         return {worker: pace for worker, pace in paces.items() if pace is not None}
 
@@ -156,7 +156,7 @@ class Reports:
         return [request for request, worker in self._ledger.take_emptied() if self.owned(request, worker)]
 
     def shared_bytes(self, worker: WorkerId) -> int:
-        """Return how many bytes sharing saves among the worker's own requests, at least."""
+        """Return a lower bound of the bytes that sharing saves among the worker's own requests."""
         return self._ledger.shared_bytes(worker, lambda request: self.owned(request, worker) is not None)
 
     def _judge(self, worker: WorkerId, pace: Pace, costs: StepCosts | None, done: wire.StepDone, running: int) -> None:

@@ -1,4 +1,4 @@
-"""A request's life in the fleet: its owner, the tokens that its client may have seen, and the deaths it was there at.
+"""A request in the fleet: its owner, the tokens its client may have seen, and the deaths it was present at.
 
 Owns one request's facts and how they change together.  Sends nothing: `fleet` does.
 
@@ -27,7 +27,7 @@ MAX_HARMS = 8
 
 
 class RequestKilledWorkers(MelldError):
-    """The request was running when a second worker died, or when many were ended from outside."""
+    """The request was running when a second worker died, or when many were killed from outside."""
 
     code = "request_kills_workers"
     should_retry = False
@@ -83,12 +83,12 @@ class Live(msgspec.Struct):
 
     @property
     def is_new(self) -> bool:
-        """Return whether it starts from its prompt: it has no token and has left no worker."""
+        """Return True if it starts from its prompt: it has no token and has left no worker."""
         return self.lease == 0 and not self.output_token_ids
 
     @property
     def kills_workers(self) -> bool:
-        """Return whether it has been there at too many deaths to be tried again."""
+        """Return True if it was present at too many deaths to be retried."""
         return self.deaths >= MAX_DEATHS or self.harms >= MAX_HARMS
 
     def is_of(self, worker: WorkerId, lease: int) -> bool:
@@ -107,20 +107,20 @@ class Live(msgspec.Struct):
         self.taken = self.is_interrupted = True
 
     def leave_worker(self) -> None:
-        """Take the request from its worker: it has no owner until it is placed again."""
+        """Detach the request from its worker: it has no owner until it is placed again."""
         self.worker = None
         self.lease = self.new_lease()
         self.is_interrupted |= bool(self.output_token_ids)
 
     def lose_worker(self, is_suspect: bool, from_outside: bool = False) -> None:
-        """Take the request from its dead worker; a suspect that the worker had received bears this death too."""
+        """Detach the request from its dead worker, whose death counts against it if the worker had received it."""
         self.leave_worker()
         self.deaths += is_suspect and self.taken and not from_outside
         self.harms += is_suspect and self.taken and from_outside
         self.proven_tokens = len(self.output_token_ids) + PROOF_TOKENS
 
     def log(self, token_ids: Sequence[int]) -> bool:
-        """Add tokens that the client may see; return True once they acquit the request of the deaths it bears."""
+        """Add tokens that the client may see; return True once they clear the request of suspicion."""
         self.output_token_ids.extend(token_ids)
         if not (self.deaths or self.harms) or len(self.output_token_ids) < self.proven_tokens:
             return False
@@ -148,7 +148,7 @@ def new_live(core_request: Any, encode: Callable[[Any], bytes], now_s: float) ->
 
 
 def prefix_salt(core_request: Any) -> tuple[Any, ...]:
-    """Return what two requests must have in common, besides tokens, for one to use the other's KV.
+    """Return what, besides tokens, two requests must have in common to share KV.
 
     Images stand for tokens that look alike: requests with images share with those that have the same ones.
     """

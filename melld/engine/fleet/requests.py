@@ -1,4 +1,4 @@
-"""The requests of one fleet, from admission to their end: who runs each, and what becomes of it without its worker.
+"""The requests of one fleet, from admission to their end: who runs each, and where it goes without its worker.
 
 Owns the unfinished requests.  Decides nothing: facts go out as events, and the driver calls `place` and its like.
 """
@@ -142,7 +142,7 @@ class Requests:
     # -- called by the fleet -----------------------------------------------------------------------------------------
 
     def give_held(self, worker: WorkerId) -> None:
-        """Send the requests that were held for the worker, which is ready."""
+        """Send the requests that were held for this worker, now ready."""
         for request in self._supervisor.places[worker].take_held():
             self._give(self.live[request], worker)
 
@@ -151,7 +151,7 @@ class Requests:
         return [live for live in self.live.values() if live.worker == worker]
 
     def displace(self, worker: WorkerId, ended: WorkerEnded | None = None) -> None:
-        """Take its requests from a worker whose process has ended, or has not come; fail those that end workers."""
+        """Detach the requests of a worker whose process has ended, or never came; fail those that kill workers."""
         innocent, theirs = self.delivery.worker_lost(worker), self.of(worker)
         for live in theirs:
             if ended is None:
@@ -187,7 +187,7 @@ class Requests:
         return live
 
     def _hold_no_more(self, live: Live) -> None:
-        """Take the request from those that wait for its worker, if it does."""
+        """Drop the request from its worker's waiting list, if it is there."""
         if live.worker is not None and live.request in (held := self._supervisor.places[live.worker].held):
             held.remove(live.request)
 

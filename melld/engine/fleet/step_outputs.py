@@ -35,7 +35,7 @@ class StepOutputs(asyncio.Queue[Any]):
         self._steps: dict[WorkerId, int] = {}
 
     def put_step(self, worker: WorkerId, outputs: Any) -> None:
-        """Put a step's outputs, with those of the worker that wait if there are any."""
+        """Queue a step's outputs, merged with the worker's queued ones if there are any."""
         waiting = self._open.get(worker)
         if waiting is not None and self._join(waiting, outputs):
             self._steps[worker] += 1
@@ -50,7 +50,7 @@ class StepOutputs(asyncio.Queue[Any]):
         self.put_nowait(outputs)
 
     def seal(self) -> None:
-        """Let nothing join what waits: a request's outputs from its next worker must come after it."""
+        """Merge nothing more into the queued outputs: a request's outputs from its next worker must follow."""
         for worker in list(self._open):
             self._close(worker)
 

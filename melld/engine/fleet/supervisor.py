@@ -85,7 +85,7 @@ class Supervisor:
             place.life.wish(Who.DAEMON, intent)
 
     def let_to(self, owner: WorkerOwner) -> None:
-        """Let this owner decide from now on.  A start that is under way ends: the owner may not have room for it."""
+        """Let this owner decide from now on.  End running starts: the owner may not have room for them."""
         self.owner, self.first = owner, owner.first
         self._have_all(Intent.IN_SERVICE)
         for worker, place in self.places.items():
@@ -96,7 +96,7 @@ class Supervisor:
     # -- machines, and what else is in a worker's way -----------------------------------------------------------------
 
     def add(self, slots: Sequence[Slot], host: Host) -> None:
-        """Make places on this host; start their workers if the others have been started."""
+        """Add places on this host, and start their workers if the others have been started."""
         for slot in slots:
             place = self.places[slot.worker] = Place(slot)
             place.life.wish(Who.DAEMON, self._intent)
@@ -125,7 +125,7 @@ class Supervisor:
             self.unblock(place)
 
     def block(self, place: Place, obstacle: str) -> None:
-        """Start the dead worker no more: another program fills its device, and the last death was not its own fault."""
+        """Stop restarting the dead worker: another program fills its device, so the death was not its fault."""
         life = place.life
         if not life.obstacle:
             life.setbacks -= 1
@@ -134,7 +134,7 @@ class Supervisor:
         life.obstacle = obstacle
 
     def unblock(self, place: Place) -> None:
-        """Start the worker: nothing is in its way any more, and no death counts against it."""
+        """Start the worker, now unobstructed, with no deaths counted against it."""
         place.life.obstacle = ""
         place.life.forgive()
         if self.owner is None:
@@ -149,7 +149,7 @@ class Supervisor:
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 
     def start_worker(self, worker: WorkerId) -> None:
-        """Begin to start a worker that was stopped, is being stopped, or was given up; ignore any other."""
+        """Start a worker that was stopped, is stopping, or was given up; ignore any other."""
         place = self.places[worker]
         place.life.wish(Who.OPERATOR, Intent.IN_SERVICE)
         if not place.is_ready:
@@ -164,17 +164,17 @@ class Supervisor:
             self.owner.wanted(worker)
 
     def load(self, worker: WorkerId) -> bool:
-        """Start a worker for its owner, after a death once it has rested; return False if something is in its way."""
+        """Start a worker for its owner, respecting its back-off; return False if something is in its way."""
         place = self.places[worker]
         self._run.take(place, Event.RETRY if place.life.state is State.FAILED else Event.WAKE)
         return place.life.state is State.STARTING
 
     def doze(self, worker: WorkerId) -> None:
-        """Have a worker doze for its owner, once its requests have ended; the listener hears that it has ended."""
+        """Have a worker doze for its owner, once its requests have ended; the listener hears of its end."""
         self._run.take(self.places[worker], Event.DOZE)
 
     def stop_dozing(self, worker: WorkerId) -> None:
-        """Have a worker that goes to doze answer at once: its model is wanted."""
+        """Have a worker that is going to doze answer at once: its model is wanted."""
         place = self.places[worker]
         if place.is_going_to_doze and place.process is not None:
             place.process.send(wire.StopDozing())
@@ -239,7 +239,7 @@ class Supervisor:
         self._listener.worker_steadied(place.slot)
 
     def _dozed(self, place: Place, dozed: wire.Dozed) -> None:
-        """Tell of a worker that dozes; stop one that cannot."""
+        """Report a dozing worker; stop one that cannot doze."""
         if not place.is_going_to_doze:
             return  # it is being stopped, or was woken
         worker = place.slot.worker
@@ -256,7 +256,7 @@ class Supervisor:
         self.first.begins(place.slot.worker)
 
     def ended(self, place: Place, ended: WorkerEnded) -> None:
-        """See `PlaceListener`: tell everybody, and start a dead worker again."""
+        """See `PlaceListener`: notify all listeners, and restart a dead worker."""
         worker, failure = place.slot.worker, None
         if not ended.expected:
             failure = WorkerStartFailed(ended.worker, place.slot.device, ended.reason)

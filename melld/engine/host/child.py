@@ -1,4 +1,4 @@
-"""What `multiprocessing` calls in a process that the template has forked, and the descriptors on their way there.
+"""What `multiprocessing` calls in a process forked by the template, and the descriptors sent there.
 
 Owns nothing.  What the process becomes is in `melld.engine.worker`, which is named here and not imported.
 """
@@ -11,7 +11,7 @@ from melld.engine.wire.spec import Program
 
 
 class Descriptor:
-    """A descriptor among a process's arguments: there it is the number that it has in that process."""
+    """A descriptor among a process's arguments; it arrives as that process's own number."""
 
     def __init__(self, number: int) -> None:
         self.number = number

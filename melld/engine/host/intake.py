@@ -1,4 +1,4 @@
-"""Reads workers' messages in turns, a bounded time in each turn of the event loop.
+"""Reads workers' messages for a bounded time in each turn of the event loop.
 
 Owns whose messages wait.  A paused worker is not read: its wire fills, and then the worker waits itself.
 """
@@ -29,7 +29,7 @@ class Wire(Protocol):
 
 
 class Intake:
-    """The turns of one fleet's wires, which go round."""
+    """One fleet's wires, read round-robin."""
 
     def __init__(self) -> None:
         self._paused: set[str] = set()
@@ -39,7 +39,7 @@ class Intake:
         """When this turn's slice ends; None before it has begun."""
 
     def came(self, wire: Wire) -> None:
-        """Read a wire on which something has come: now, if this turn's slice allows it."""
+        """Read a wire that has data: now, if this turn's slice allows it."""
         self._waiting.setdefault(wire)
         if not self._is_planned:
             self._turn()

@@ -41,7 +41,7 @@ class LocalChild(asyncio.Protocol):
     """A process of this machine, and its wire."""
 
     def __init__(self, template: TemplateProcess, spec: WorkerSpec, ear: Ear) -> None:
-        """Have it forked; raise `OSError` as `Host.spawn`."""
+        """Fork it; raise `OSError` as `Host.spawn` does."""
         self._ear = ear
         self._fate = Fate()
         self._lines = OutputLines(ear.printed)
@@ -109,14 +109,14 @@ class LocalChild(asyncio.Protocol):
             self._ear.exited(reason, self._fate.is_from_outside(exit_code))
 
     def _read_rest(self) -> None:
-        """Read what the process has still written: why it failed, and the last tokens of its requests."""
+        """Read what the process last wrote: why it failed, and the last tokens of its requests."""
         with contextlib.suppress(OSError):  # nothing more is there, or the wire is closed
             while data := self._wire.recv(READ_BYTES, socket.MSG_DONTWAIT):
                 self._ear.received(data)
 
 
 def with_own_cache(spec: WorkerSpec, environment: Mapping[str, str]) -> WorkerSpec:
-    """Return the specification with a place of its own, on this machine, for what vLLM compiles for a GPU.
+    """Return the specification with its own directory on this machine for vLLM's GPU compile cache.
 
     vLLM does not lock these files, and workers start side by side.
     """

@@ -35,7 +35,7 @@ class LocalProcess:
         self._is_over = False
 
     def kill(self) -> None:
-        """Kill the process; one that is not forked yet counts as ended now and is killed when it appears."""
+        """Kill the process; one not forked yet counts as ended and is killed when it appears."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
@@ -44,13 +44,13 @@ class LocalProcess:
             asyncio.get_running_loop().call_soon(self._on_exited, -signal.SIGKILL, "")
 
     def not_forked(self, exit_code: int | None, cause: str) -> None:
-        """Note that the process will never be there; `exit_code`: of the template."""
+        """Note that the process will never exist; `exit_code`: of the template."""
         if not self._is_over:
             self._is_over = True
             self._on_exited(exit_code, cause)
 
     def forked(self, child: BaseProcess) -> None:
-        """Note that the process is there.
+        """Note that the process exists.
 
         Raises:
             OSError: there are no descriptors; the process is killed.
@@ -89,7 +89,7 @@ class LocalProcess:
 
 
 def _exit_code_of_zombie(pid: int) -> int | None:
-    """Return the exit code of an ended process that its parent, which may be stopped, has yet to wait for."""
+    """Return the exit code of an ended process that its parent, possibly stopped, has not reaped."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

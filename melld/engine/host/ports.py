@@ -12,10 +12,10 @@ from melld.engine.wire.spec import WorkerSpec
 
 
 class Ear(Protocol):
-    """Hears of one process, on the event loop; nothing after `exited`."""
+    """Listens to one process, on the event loop; nothing comes after `exited`."""
 
     def forked(self, pid: int) -> None:
-        """Note that the process is there.  `pid`: on its own machine."""
+        """Note that the process exists.  `pid`: on its own machine."""
 
     def received(self, data: bytes) -> None:
         """Take the next bytes of its wire."""
@@ -37,17 +37,17 @@ class Child(Protocol):
         """Pause reading from its wire while `holds`, if its host can."""
 
     def kill(self) -> None:
-        """Kill it, even if it is stopped or is not there yet; `Ear.exited` follows."""
+        """Kill it, even if it is stopped or not started yet; `Ear.exited` follows."""
 
     def look(self, reach: Reach) -> Standstill:
-        """Look whether it gets on; to be called at regular intervals."""
+        """Check its progress; call at regular intervals."""
 
 
 class Host(Protocol):
     """A machine that starts workers."""
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> Child:
-        """Have a worker started, and return at once; `Ear.exited` comes in any case.
+        """Start a worker and return at once; `Ear.exited` always follows.
 
         Raises:
             OSError: there are no descriptors or no memory for it now.

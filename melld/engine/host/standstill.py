@@ -1,4 +1,4 @@
-"""Tells a process that gets on, however slowly, from one that stands still.
+"""Tells a process that makes progress, however slowly, from one that hangs.
 
 Owns what was last seen of it.  Never touches the process.
 
@@ -23,7 +23,7 @@ Reach = Literal["itself", "ranks", "all"]
 
 
 class Standstill(msgspec.Struct, frozen=True):
-    """How many looks in a row have found a process, or one of its ranks, stopped, and all of them idle."""
+    """How many looks in a row found a process or one of its ranks stopped, and how many found all of them idle."""
 
     stopped_looks: int = 0
     idle_looks: int = 0
@@ -32,7 +32,7 @@ class Standstill(msgspec.Struct, frozen=True):
 
 
 class Onlooker:
-    """Looks at one process and, as far as it is to reach, at those that it has made."""
+    """Watches one process and, to a given depth, its children."""
 
     def __init__(self, pid: int, reach: Reach) -> None:
         self.pid = pid
@@ -41,7 +41,7 @@ class Onlooker:
         self._seen = Standstill()
 
     def look(self) -> Standstill:
-        """Look once more; what cannot be read gets on."""
+        """Look once more; unreadable processes count as making progress."""
         near = [self.pid] if self.reach == "itself" else with_children(self.pid)
         pids = {*near, *_descendants(near)} if self.reach == "all" else near
         found = {pid: seen for pid in pids if (seen := _read(pid)) is not None}
@@ -56,7 +56,7 @@ class Onlooker:
 
 
 def _descendants(pids: Iterable[int]) -> Iterator[int]:
-    """Yield what these processes have made, and what those have: compilers, say."""
+    """Yield the descendants of these processes, such as compilers."""
     waiting = list(pids)
     while waiting:
         pid = waiting.pop()
@@ -70,7 +70,7 @@ def _descendants(pids: Iterable[int]) -> Iterator[int]:
 
 
 def _read(pid: int) -> tuple[str, _Counters] | None:
-    """Return the process's state, and counters of what it has computed and read; None if they cannot be read."""
+    """Return the process's state and its counters of CPU time and bytes read; None if unreadable."""
     try:
         with (process := psutil.Process(pid)).oneshot():
             times, io = process.cpu_times(), process.io_counters()

@@ -1,4 +1,4 @@
-"""The template process: `multiprocessing`'s fork server, which has imported what workers need before it forks them.
+"""The template process: `multiprocessing`'s fork server, which imports what workers need before forking them.
 
 Owns its starts and its end.  `melld.engine.worker.forking` runs in it, and first of all in its children.  Those end
 with the daemon, not with the template: one that dies, or stands still for too long, is replaced.
@@ -61,7 +61,7 @@ class TemplateProcess:
         self._looking: asyncio.TimerHandle | None = None
 
     def progress(self) -> str:
-        """Say how far its imports are; empty once it forks, or before it has said anything."""
+        """Report the progress of its imports; empty before the first report and after the last."""
         if self.pid is None:
             return ""
         with contextlib.suppress(*UNREADABLE):
@@ -72,7 +72,7 @@ class TemplateProcess:
         return ""
 
     def start(self) -> None:
-        """Start the template unless it runs.  Its imports take seconds; it forks processes when they are done."""
+        """Start the template unless it runs.  It forks processes once its imports are done, which takes seconds."""
         if resource_tracker._resource_tracker._fd is None:  # type: ignore[attr-defined]  # noqa: SLF001
             # A tracker would outlive this process, whose stand-in ends with the last one's exit code.
             resource_tracker._resource_tracker._fd = os.open(os.devnull, os.O_WRONLY)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -83,7 +83,7 @@ class TemplateProcess:
     def spawn(
         self, process: LocalProcess, spec: WorkerSpec, descriptors: tuple[int, ...], program: Program = "main"
     ) -> None:
-        """Have a process forked that runs `program`.
+        """Fork a process that runs `program`.
 
         `descriptors` (its wire, its output, those of its arena's chunks) may be closed afterwards.
         """
@@ -102,7 +102,7 @@ class TemplateProcess:
             self._look_later(None)
 
     def stop(self) -> None:
-        """End the template, and drop what it has yet to fork; what it forked ends with this process at the latest."""
+        """End the template and drop its pending forks; its children end with this process at the latest."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._looking is not None:
             self._looking.cancel()
@@ -115,7 +115,7 @@ class TemplateProcess:
         self._lines.close()
 
     def _follow(self) -> None:
-        """Watch the present template for its end."""
+        """Watch the current template for its end."""
         pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
         if pid in (None, self._followed):
             return
@@ -135,7 +135,7 @@ class TemplateProcess:
         descriptors: contextlib.ExitStack,
         starting: asyncio.Future[None],
     ) -> None:
-        """Tell of a process that was forked, or was not, by the template with this pid; close its descriptors here."""
+        """Report that the template with this pid forked a process, or failed to; close its descriptors here."""
         descriptors.close()
         self._awaited.discard(process)
         try:
@@ -199,7 +199,7 @@ class TemplateProcess:
 
 
 def _start(child: BaseProcess) -> None:
-    """Have the child forked.  Waits while the template imports."""
+    """Fork the child, after waiting for the template's imports."""
     child.start()
     # Else `multiprocessing` waits for it at this interpreter's exit, and takes its exit code in any other thread.
     multiprocessing.process._children.discard(child)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -82,7 +82,7 @@ class GrantGranules(Message, frozen=True, tag=True):
 
 
 class TakeGranules(Message, frozen=True, tag=True):
-    """Give back this many granules of the arena, or as many as can be freed by then.  One `GranulesReturned`."""
+    """Return this many granules of the arena, or as many as can be freed by then.  One `GranulesReturned`."""
 
     take: int
     granules: int
@@ -91,25 +91,25 @@ class TakeGranules(Message, frozen=True, tag=True):
 
 
 class Doze(Message, frozen=True, tag=True):
-    """Give back all granules, and let go of the weights, as soon as nothing runs.  One `Dozed`."""
+    """Return all granules and release the weights, as soon as nothing runs.  One `Dozed`."""
 
 
 class StopDozing(Message, frozen=True, tag=True):
-    """Answer a `Doze` at once, with what is freed by now: the model is wanted.  It may come more than once, or late."""
+    """Answer a `Doze` at once, with what has been freed: the model is wanted.  May come repeatedly, or late."""
 
 
 class Wake(Message, frozen=True, tag=True):
-    """Read the weights again, without a link or a granule.  `WorkerReady` answers, and reports begin at 1."""
+    """Reload the weights, without a link or a granule.  `WorkerReady` answers, and reports restart at 1."""
 
 
 class Ping(Message, frozen=True, tag=True):
-    """Ask whether the worker gets on.  An I/O thread answers with a `Pong`.  `at_s`: the daemon's monotonic clock."""
+    """Check that the worker is alive.  An I/O thread answers with a `Pong`.  `at_s`: the daemon's monotonic clock."""
 
     at_s: float
 
 
 class StopWorker(Message, frozen=True, tag=True):
-    """Stop in good order, and drop the remaining requests."""
+    """Stop cleanly, and drop the remaining requests."""
 
 
 # -- worker to daemon ------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class UtilityDone(Message, frozen=True, tag=True):
 
 
 class LinkOpened(Message, frozen=True, tag=True, kw_only=True):
-    """The link from that sibling is open, or `failure` says why not, or why no longer."""
+    """The link from that sibling is open, or `failure` says why it is not."""
 
     peer: str
     transport: str = ""
@@ -215,7 +215,7 @@ class LinkClosed(Message, frozen=True, tag=True):
 
 
 class GranulesReturned(Message, frozen=True, tag=True, kw_only=True):
-    """The answer to the `TakeGranules` of that number: these granules are given back, and all their bytes are zero."""
+    """The answer to that `TakeGranules`: these granules are returned, and all their bytes are zero."""
 
     take: int
     granules: tuple[int, ...]

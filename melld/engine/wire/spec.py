@@ -1,4 +1,4 @@
-"""Everything that a worker process, and the template that it is forked from, get at their start.
+"""Everything that a worker process and its template get at their start.
 
 Owns the shapes, without I/O.
 """
@@ -24,7 +24,7 @@ class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of a device that its workers share, each in the granules that it was granted."""
+    """A device's memory that its workers share, each using the granules granted to it."""
 
     nbytes: int
     granule_bytes: int
@@ -79,7 +79,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ranks(self) -> bool:
-        """Return whether processes of its own compute for the worker, one per device."""
+        """Return True if the worker computes in one process per device."""
         return bool(self.engine_arguments.get("tensor_parallel_size", 1) > 1)
 
 

@@ -1,4 +1,4 @@
-"""Describes the requests that are about to leave a worker: at once, or when a chunk of a prompt is computed.
+"""Describes requests that are about to leave a worker: at once, or when a chunk of a prompt is computed.
 
 Owns the commands that wait for a chunk or a first token, and how long the last step took.  For the engine thread,
 between two steps.
@@ -59,7 +59,7 @@ class Descriptions:
         self._parked.pop(request, None)
 
     def _look_again(self, command: say.DescribeRequest, *, is_late: bool) -> None:
-        """Freeze the request between its first token and the next, or where it has nothing new; else tell what is new.
+        """Freeze the request between its first and second token, or if it has nothing new; else report what is new.
 
         A command that comes later finds more to copy, and the request had better decode meanwhile.
         """

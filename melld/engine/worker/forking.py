@@ -1,4 +1,4 @@
-"""What runs in the template process before it forks, and first of all in what it has forked.
+"""What runs in the template process before it forks, and first in each child.
 
 Owns the imports that every worker needs, and what `multiprocessing` leaves to its users: a child's tie to the daemon,
 its output, its environment.  The template makes no CUDA context and no thread: either would be broken in a child, which
@@ -104,7 +104,7 @@ def preload(device_kind: str, part_done: Callable[[], None] = lambda: None) -> N
 
 
 def override_kernels() -> None:
-    """Have vLLM put its CPU's kernels in the place of Triton's now, and not again in each worker.
+    """Have vLLM substitute its CPU kernels for Triton's now, rather than in each worker.
 
     It looks at every name of every module for them (`vllm.triton_utils.dispatcher`): 0.7 s, and in a child 100 MiB of
     pages that it no longer shares with this process.
@@ -118,7 +118,7 @@ def override_kernels() -> None:
 
 
 def configure_logging() -> None:
-    """Have vLLM set its loggers up now, and not again in each worker: it takes 0.1 s once there are a thousand.
+    """Have vLLM set up its loggers now, rather than in each worker: with a thousand loggers it takes 0.1 s.
 
     On a GPU vLLM then looks at the devices too, which is not for this process.
     """
@@ -129,7 +129,7 @@ def configure_logging() -> None:
 
 
 class ImportProgress:
-    """Says in the process's title how far the imports are: an importer that is asked for every module and has none."""
+    """Shows import progress in the process title: an importer that is asked for every module and finds none."""
 
     def __init__(self, parts: int) -> None:
         self._parts = parts
@@ -143,12 +143,12 @@ class ImportProgress:
         sys.meta_path.remove(self)
 
     def find_spec(self, *_: object) -> None:
-        """Find nothing; say how many modules there are when many have come."""
+        """Find nothing; report the number of modules now and then."""
         if len(sys.modules) >= self._told + TELL_MODULES:
             self._tell()
 
     def part_done(self) -> None:
-        """Note that one more part is imported."""
+        """Note one more imported part."""
         self._done += 1
         self._tell()
 
@@ -188,7 +188,7 @@ def become(program: Program, spec_bytes: bytes, connection: int) -> None:
 
 
 def die_with_daemon() -> int:
-    """Have the kernel kill this process when the daemon ends, however either of them is; return the tie.
+    """Have the kernel kill this process when the daemon ends, whatever state either is in; return the tie.
 
     The parent of this process is the template, which may end alone.  The tie is a pipe that `multiprocessing` made, and
     only the daemon can write to: its kernel signals the owner of the other end when the last writer is gone.
@@ -205,7 +205,7 @@ def die_with_daemon() -> int:
 
 
 def has_one_thread(pid: int | None = None) -> bool:
-    """Return True if this process, or that one, has one thread: a forked child has only the thread that forked."""
+    """Return True if the process has one thread: a forked child has only the thread that forked."""
     return bool(psutil.Process(pid).num_threads() == 1)
 
 
@@ -217,7 +217,7 @@ def may_use_gpu() -> bool:
 
 
 def _with_files(spec_bytes: bytes, lent: tuple[int, ...]) -> bytes:
-    """Return the specification with the numbers that the descriptors of its arena have here."""
+    """Return the specification with this process's descriptor numbers for its arena."""
     spec = msgspec.msgpack.decode(spec_bytes, type=WorkerSpec)
     if spec.arena is None or not lent:
         return spec_bytes

@@ -25,7 +25,7 @@ class Grammars:
         self._manager.grammar_init = self.begin
 
     def begin(self, request: "Request") -> None:
-        """Start to compile the request's grammar; vLLM's scheduler waits for it."""
+        """Start compiling the request's grammar, which vLLM's scheduler waits for."""
         wanted = request.structured_output_request
         if wanted is None:
             return

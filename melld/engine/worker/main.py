@@ -57,7 +57,7 @@ def main(spec: WorkerSpec, connection: socket.socket) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what has failed; of several values that vLLM refuses, what is wrong with the first."""
+    """Return what failed; if vLLM refuses several values, what is wrong with the first."""
     from pydantic import ValidationError
 
     said = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error

@@ -1,4 +1,4 @@
-"""A worker's records of its migrations: commands with their payloads, their order, pulls, and leases.
+"""A worker's records of its migrations: commands with payloads and order, pulls, and leases.
 
 Owns the shapes, the book of leases, and the newest command of each request.  Never carries anything out:
 `worker/migration.py` does.
@@ -61,12 +61,12 @@ class Book(msgspec.Struct):
 
 
 def names_of(command: Any) -> dict[str, Any]:
-    """Return what an answer repeats of its command."""
+    """Return the fields that an answer repeats from its command."""
     return {"move": command.move, "number": command.number, "request": command.request, "cause": command.cause}
 
 
 class CommandOrder:
-    """The newest command of each request: lets each through once, and none after a later one.
+    """The newest command of each request: passes each once, and none after a later one.
 
     Moves have consecutive numbers, and so have the commands of one move: so a command that arrives twice or too late is
     recognised, and changes nothing.

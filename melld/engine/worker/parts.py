@@ -1,4 +1,4 @@
-"""The wiring of a worker: the parts around its engine, in the order in which they need each other.
+"""The wiring of a worker: the parts around its engine, in order of dependency.
 
 Owns the wiring; runs nothing.  Loading this loads torch, so the process must have its environment before.
 """

@@ -43,7 +43,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """The worker's ends of the lines to its ranks.  One call at a time, made to all ranks at once."""
+    """The worker's ends of its lines to the ranks.  One call at a time, to all ranks at once."""
 
     def __init__(self, ranks: int) -> None:
         self._pairs = [socket.socketpair() for _ in range(ranks)]
@@ -66,7 +66,7 @@ class Lines:
                 end.close()
 
     def serve(self, executor: "Executor", num_blocks: int) -> bytes:
-        """Have each rank share its memory and serve its line; return the handle of all for siblings.
+        """Have each rank share its memory and serve its line; return the combined handle for siblings.
 
         Raises:
             TransportFailed: a rank's memory cannot be shared.
@@ -114,7 +114,7 @@ class Lines:
 
 
 class RanksLink:
-    """The links of all ranks to a peer's ranks.  `key`: by which they know it."""
+    """The links of all ranks to a peer's ranks.  `key`: the peer's identifier."""
 
     def __init__(self, lines: Lines, key: bytes, source: KvLayout, destination: KvLayout) -> None:
         self.source = source

@@ -54,7 +54,7 @@ def watched(executor: "type[Executor]", own_files: Sequence[int]) -> "type[Execu
 
 
 def _wait_without_spinning() -> None:
-    """Have this process and the ranks forked from it pause between two looks for a message.
+    """Make this process and the ranks forked from it pause between polls for a message.
 
     vLLM's readers look again and again for a second after each, and its writers until there is room
     (`vllm.distributed.device_communicators.shm_broadcast`): on CPU devices with the cores that the ranks compute with.
@@ -93,7 +93,7 @@ def _begin(_rank: Any, worker_pid: int) -> None:
 
 
 def _end_with_first(ends: dict[int, int]) -> None:
-    """Wait for the end of a rank, and end this process in the same way.  `ends`: the ranks by pidfd."""
+    """Wait for a rank to end, and end this process in the same way.  `ends`: the ranks by pidfd."""
     poll = select.poll()
     for end in ends:
         poll.register(end, select.POLLIN)

@@ -27,7 +27,7 @@ Received = tuple[Any, list[bytes]]
 
 
 class Pulse:
-    """How long the engine's step runs already, for the answer to a ping even if the engine hangs; the daemon's time.
+    """How long the engine's current step has run, so that pings are answered even if it hangs; the daemon's time.
 
     Each number is written by one thread, the engine's or the reader's, and read by the other; both are atomic.
     """

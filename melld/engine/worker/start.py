@@ -35,7 +35,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where `shm_open` makes its files
 
 
 def open_no_ports() -> None:
-    """Have torch make each gloo group of one member as one without sockets, from now on, here and in forks.
+    """Make torch create single-member gloo groups without sockets, here and in forks.
 
     gloo opens a listening socket for every group, on whatever address the machine's name leads to: 13 for one engine,
     open to the network where that name does.  Nobody ever connects to a group of one member, whose collectives are
@@ -145,7 +145,7 @@ def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[E
 
 
 def _remove_rendezvous(engine: "EngineCore") -> None:
-    """Remove the files by which an engine's processes have found each other and their memory: vLLM leaves them."""
+    """Remove the rendezvous files of an engine's processes, which vLLM leaves behind."""
     for place in set(engine.model_executor.collective_rpc(_rendezvous)):
         if place.startswith("file://"):
             met = Path(place.removeprefix("file://"))
@@ -226,7 +226,7 @@ def _moves_of(engine: "EngineCore", shared: "Shared") -> str:
 
 
 def resident_bytes(engine: "EngineCore") -> int:
-    """Return the worker's memory besides KV: on the GPU where it is largest, or on all CPU devices."""
+    """Return the worker's memory besides KV: the largest of its GPUs, or the sum of its CPU devices."""
     if engine.vllm_config.device_config.device_type != "cpu":
         return int(max(engine.model_executor.collective_rpc(_weights_bytes)))
     of_ranks: list[int] = engine.model_executor.collective_rpc(_process_bytes)

@@ -1,4 +1,4 @@
-"""A worker as the tenant of a device that several models share: it uses what KV memory it is granted, and dozes.
+"""A worker on a device that several models share: it uses only granted KV memory, and can doze.
 
 Owns the takes of granules that wait, and whether the worker dozes: its process then waits without KV memory and
 weights, and serves again sooner than a new one.  For the engine thread, between two steps; `residency` does the work.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Take(NamedTuple):
-    """A take, and when it must be answered."""
+    """A take, and its deadline."""
 
     message: wire.TakeGranules
     due_s: float
@@ -53,7 +53,7 @@ class Borrower:
             self._lent.grant(granted.granules)
 
     def take(self, take: wire.TakeGranules) -> None:
-        """Give back granules as soon as that is possible."""
+        """Return granules as soon as possible."""
         self._takes.append(_Take(take, time.monotonic() + take.deadline_s))
 
     def go_on(self, is_busy: bool) -> Callable[[], tuple[Any, bool]] | None:
@@ -131,7 +131,7 @@ class Dozer:
             self._say(wire.Dozed(resident_bytes=self._weights.held_bytes))
 
     def wake(self, ready: wire.WorkerReady) -> None:
-        """Read the weights again and say `ready`.
+        """Reload the weights and send `ready`.
 
         Raises:
             RuntimeError: they are not what they were.
@@ -145,7 +145,7 @@ class Dozer:
         self._say(msgspec.structs.replace(ready, load_s=time.monotonic() - began_s))
 
     def _prove(self) -> Any:
-        """Return the token that the warm-up makes, and its log-probability; of a model that pools, its numbers."""
+        """Return the warm-up's token and log-probability; for a pooling model, its numbers."""
         with self._budget.lifted(), self._lent.borrowed() if self._lent is not None else contextlib.nullcontext():
             output = warm_up(self._engine, logprobs=0)
         if output.pooling_output is not None:

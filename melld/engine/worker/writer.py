@@ -49,7 +49,7 @@ class Writer:
         self._outbox.put((message, tuple(payload)))
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Say a message, and return once it is written: the daemon hears of it whatever happens next."""
+        """Send a message and return once it is written, so that the daemon gets it whatever happens next."""
         written = threading.Event()
         self._outbox.put((message, ()))
         self._outbox.put(written)

@@ -144,7 +144,7 @@ class NixlAgent:
             raise LinkBroken(NAME, f"the peer's blocks did not come: {state}")
 
     def give_back(self, buffer: _Buffer) -> None:
-        """Take back a buffer whose contents are of no use any more."""
+        """Take back a buffer whose contents are no longer needed."""
         self._free.append(buffer)
 
     def _take(self) -> _Buffer:

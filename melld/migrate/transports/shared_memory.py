@@ -162,7 +162,7 @@ def map_file(path: str, nbytes: int) -> torch.UntypedStorage:
 
 
 def _populate(storage: torch.UntypedStorage) -> None:
-    """Have the kernel fill the page tables now; on old kernels, which cannot, the first copies do it."""
+    """Make the kernel fill the page tables now; on older kernels the first copies do it."""
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), _MADV_POPULATE_READ
     )

@@ -1,4 +1,4 @@
-"""Beam search: what it takes has an effect, and nothing else is taken."""
+"""Beam search: every accepted field takes effect, and all others are refused."""
 
 import ast
 import inspect
@@ -31,7 +31,7 @@ NAMED = {"type": "function", "function": {"name": "look"}}
 
 
 def read_by(model: Any, method: str) -> set[str]:
-    """The fields that a method of vLLM's model reads, by its source, and those that it calls."""
+    """Return the fields that a method of vLLM's model reads, directly or through methods it calls."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(model, method))))
     owned = [one for one in ast.walk(tree) if isinstance(one, ast.Attribute)]
     names = {one.attr for one in owned if isinstance(one.value, ast.Name) and one.value.id == "self"}
@@ -40,8 +40,8 @@ def read_by(model: Any, method: str) -> set[str]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_whatever_only_sampling_reads_is_refused(model: Any) -> None:
-    """A field that another version of vLLM brings is looked at before users meet it."""
+def test_beam_search_refuses_every_sampling_only_field(model: Any) -> None:
+    """A field added by a newer vLLM is reviewed before users meet it."""
     sampling, beams = read_by(model, "to_sampling_params"), read_by(model, "to_beam_search_params")
     defaults = getattr(model, "_DEFAULT_SAMPLING_PARAMS", {})
     sampling |= set(getattr(defaults, "default", defaults))
@@ -75,7 +75,7 @@ def test_whatever_only_sampling_reads_is_refused(model: Any) -> None:
         ("vllm_xargs", {"a": 1}),
     ],
 )
-def test_what_beams_would_ignore_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_fields_that_beam_search_ignores_are_refused_by_name(name: str, value: Any) -> None:
     """A client learns that its stop strings, limits or formats would do nothing."""
     both: dict[str, Any] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "use_beam_search": True}
     for model in (CompletionRequest, ChatCompletionRequest):
@@ -109,7 +109,7 @@ def test_what_beams_would_ignore_is_refused_by_its_name(name: str, value: Any) -
         ({"n": 3, "length_penalty": 2, "ignore_eos": True, "logprobs": True, "temperature": 0.5}, None),
     ],
 )
-def test_what_has_its_effect_or_none_is_taken(fields: dict[str, Any], param: str | None) -> None:
+def test_fields_that_work_or_make_no_difference_are_accepted(fields: dict[str, Any], param: str | None) -> None:
     """Clients send default values, and tools that the model may call or not."""
     body = {"messages": [{"role": "user", "content": "x"}], "use_beam_search": True}
     request = ChatCompletionRequest.model_validate(body | fields)

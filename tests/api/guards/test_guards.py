@@ -1,4 +1,4 @@
-"""The guards before the engine: what passes, what does not, for any input."""
+"""The guards in front of the engine: what passes and what is refused, for any input."""
 
 import json
 import time
@@ -53,20 +53,20 @@ def not_taken(call: Any, *arguments: Any) -> None:
 
 class TestJson:
     @given(st.dictionaries(st.text(), JSON), st.booleans())
-    def test_what_is_json_is_read_as_it_is(self, value: dict[str, Any], ascii_only: bool) -> None:
+    def test_valid_json_is_parsed_unchanged(self, value: dict[str, Any], ascii_only: bool) -> None:
         """No legitimate body is refused, however it is written."""
         text = json.dumps(value, ensure_ascii=ascii_only)
         assert parse_object(text.encode("utf-8"), DEPTH) == value
 
     @given(st.binary(max_size=200))
-    def test_any_bytes_are_an_object_or_a_refusal(self, body: bytes) -> None:
-        """Nothing that a client sends is an internal error."""
+    def test_any_bytes_give_an_object_or_a_refusal(self, body: bytes) -> None:
+        """Nothing that a client sends causes an internal error."""
         answer = refusal(parse_object, body, DEPTH)
         assert answer is None or answer.status == 400
 
     @pytest.mark.parametrize("depth", [2, 3, 63, 64, 65, 500, 100_000])
     def test_depth_is_counted_exactly(self, depth: int) -> None:
-        """The limit is what the configuration says, with the body itself as the first level."""
+        """The limit matches the configuration; the body itself is the first level."""
         body = b'{"a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
         if depth <= DEPTH:
             parse_object(body, DEPTH)
@@ -79,8 +79,8 @@ class TestJson:
 
     @settings(max_examples=examples(20), deadline=None)
     @given(st.dictionaries(st.text(), JSON), st.text('",[{\\\\', max_size=20))
-    def test_values_are_counted_and_what_looks_like_one_in_a_text_is_not(self, value: Any, text: str) -> None:
-        """Prose is full of commas and quotes, and is one value."""
+    def test_values_are_counted_but_not_lookalikes_inside_strings(self, value: Any, text: str) -> None:
+        """Prose is full of commas and quotes, yet it is one value."""
         body = json.dumps(value | {"text": text * 20_000})
         if body.count("\\") <= MAX_ESCAPES:
             assert parse_object(body.encode(), 1000)["text"] == text * 20_000
@@ -88,18 +88,18 @@ class TestJson:
             not_taken(parse_object, json.dumps(value | {"zz": text * 9, "zzz": beyond}).encode(), 1000)
 
     @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999", "9" * 5000, "9" * 400, str(2**64)])
-    def test_numbers_beyond_the_machine_are_refused(self, number: str) -> None:
-        """What one layer reads as infinity another cannot write."""
+    def test_numbers_out_of_range_are_refused(self, number: str) -> None:
+        """What one layer reads as infinity, another cannot write."""
         refused_param(parse_object, b'{"a": [' + number.encode() + b"]}", DEPTH)
 
-    def test_halves_of_pairs_are_refused_and_pairs_are_not(self) -> None:
+    def test_lone_surrogates_are_refused_but_pairs_pass(self) -> None:
         """A lone surrogate cannot be encoded again; an emoji written as a pair can."""
         assert parse_object(b'{"a": "\\ud83d\\ude00"}', DEPTH) == {"a": "\U0001f600"}
         assert refused_param(parse_object, b'{"a": ["\\ud83d"]}', DEPTH) == "a"
         assert refused_param(parse_object, b'{"a": {"\\ude00": 1}}', DEPTH) == "a"
 
-    def test_a_key_twice_is_refused_at_any_depth(self) -> None:
-        """Two readers of one body must not disagree."""
+    def test_duplicate_keys_are_refused_at_any_depth(self) -> None:
+        """Two parsers of one body must not disagree."""
         assert refused_param(parse_object, b'{"a": [{"n": 1, "n": 2}]}', DEPTH) == "n"
 
 
@@ -125,8 +125,8 @@ class TestSchemas:
             [],
         ],
     )
-    def test_a_schema_that_cannot_be_compiled_is_refused(self, schema: Any) -> None:
-        """It would fail inside the engine, where it costs a 500."""
+    def test_a_schema_that_cannot_compile_is_refused(self, schema: Any) -> None:
+        """It would fail inside the engine, as a 500."""
         assert refused_param(check_schema, schema, "response_format", Budget()) == "response_format"
 
     @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ WORST: dict[str, Callable[[], dict[str, Any]]] = {
 
 class TestLoop:
     @pytest.mark.parametrize("name", WORST)
-    def test_no_request_holds_the_loop(self, name: str) -> None:
-        """One client's body must not stop every other's stream: 50 ms of the loop's own CPU time is the most."""
+    def test_no_request_blocks_the_loop(self, name: str) -> None:
+        """One client's body must not stall the other streams: 50 ms of CPU time on the loop at most."""
         body = msgspec.json.decode(msgspec.json.encode(WORST[name]()))
         began_s = time.thread_time()
         answer = refusal(check_request, body, ServerConfig(), Trust())
@@ -193,7 +193,7 @@ class TestLoop:
 class TestRequests:
     @given(st.text())
     def test_request_ids_are_plain_or_refused(self, name: str) -> None:
-        """An id is safe in a log line, a header and a file of decisions."""
+        """An id is safe in a log line, a header and a decision log."""
         if refusal(check_request_id, name, "request_id") is not None:
             return
         assert name.isascii()
@@ -203,36 +203,36 @@ class TestRequests:
 
     @given(st.dictionaries(st.sampled_from(["n", "prompt", "messages", "stop", "tools", "tool_choice", "text"]), JSON))
     def test_any_body_passes_or_is_refused(self, body: dict[str, Any]) -> None:
-        """A field of the wrong kind is for vLLM's models to name; it breaks nothing here."""
+        """Wrong field types are left to vLLM's models; they break nothing here."""
         answer = refusal(check_request, body, ServerConfig(), Trust())
         assert answer is None or answer.param
 
-    def test_what_an_operator_allows_passes(self) -> None:
-        """Templates and media options are closed by default, not for ever."""
+    def test_fields_that_the_operator_allows_pass(self) -> None:
+        """Templates and media options are off by default, but an operator can allow them."""
         body = {"chat_template": "{{ 1 }}", "mm_processor_kwargs": {"a": 1}}
         check_request(body, ServerConfig(), Trust(chat_template=True, multimodal_kwargs=True))
         assert refused_param(check_request, body, ServerConfig(), Trust()) == "chat_template"
 
-    def test_the_best_of_as_many_as_are_answered_passes(self) -> None:
-        """Some clients always name their library's default, which asks for no choice."""
+    def test_best_of_equal_to_n_passes(self) -> None:
+        """Some clients always send their library's default, which asks for no selection."""
         for body in ({"best_of": 1}, {"best_of": 3, "n": 3}, {"best_of": None}):
             check_request(body, ServerConfig(), Trust())
         for body in ({"best_of": 2}, {"best_of": 3, "n": 2}, {"best_of": [1]}):
             assert refused_param(check_request, body, ServerConfig(), Trust()) == "best_of"
 
-    def test_a_role_that_the_operator_names_passes(self) -> None:
+    def test_roles_that_the_operator_allows_pass(self) -> None:
         """Some models' templates know more roles than OpenAI."""
         body = {"messages": [{"role": "ipython", "content": "1"}]}
         check_request(body, ServerConfig(extra_roles=("ipython",)), Trust())
         assert refused_param(check_request, body, ServerConfig(), Trust()) == "messages.0.role"
 
 
-def test_a_byte_order_mark_is_passed_over() -> None:
-    """PowerShell and editors on Windows begin files with one."""
+def test_a_byte_order_mark_is_skipped() -> None:
+    """PowerShell and Windows editors start files with one."""
     assert parse_object(b'\xef\xbb\xbf{"model": "a"}', 8) == {"model": "a"}
 
 
-def test_both_clients_ways_to_send_a_key() -> None:
+def test_bearer_tokens_and_anthropic_key_headers_both_work() -> None:
     """OpenAI's clients send a bearer token, Anthropic's a header of their own."""
     assert presented_key("Bearer a", None) == "a"
     assert presented_key("bearer  a ", "b") == "a"
@@ -242,26 +242,26 @@ def test_both_clients_ways_to_send_a_key() -> None:
 
 
 class TestHistory:
-    """A conversation is as long as one call may have it, whichever API's words it is written in."""
+    """The limit on conversation length is the same in every API's format."""
 
     LIMITS = ServerConfig(max_message_parts=6, max_tool_arguments=5)
     CALL: dict[str, Any] = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}  # noqa: RUF012
     PARTS: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a"}] * 2}  # noqa: RUF012
 
     @pytest.mark.parametrize("name", ["messages", "input"])
-    def test_messages_parts_and_calls_count_together(self, name: str) -> None:
+    def test_messages_parts_and_calls_share_one_limit(self, name: str) -> None:
         """One message of a thousand parts is as long as a thousand messages."""
         plain = {"role": "user", "content": "a"}
         assert refusal(check_request, {name: [plain, self.CALL, self.PARTS]}, self.LIMITS, Trust()) is None
         assert refused_param(check_request, {name: [plain, plain, self.CALL, self.PARTS]}, self.LIMITS, Trust()) == name
 
     @pytest.mark.parametrize("name", ["messages", "input"])
-    def test_arguments_count_together(self, name: str) -> None:
+    def test_tool_call_arguments_count_together(self, name: str) -> None:
         """They are parsed again for each answer."""
         assert refusal(check_request, {name: [self.CALL, self.CALL]}, self.LIMITS, Trust()) is None
         assert refused_param(check_request, {name: [self.CALL] * 3}, self.LIMITS, Trust()) == name
 
-    def test_what_responses_call_a_function_call_counts_too(self) -> None:
-        """Its arguments stand in the entry itself."""
+    def test_function_calls_in_responses_count_too(self) -> None:
+        """Their arguments stand in the entry itself."""
         call = {"type": "function_call", "name": "f", "arguments": "{1234}"}
         assert refused_param(check_request, {"input": [call]}, self.LIMITS, Trust()) == "input"

@@ -1,4 +1,4 @@
-"""A client cannot have the daemon fetch what only the daemon can reach; the servers and sockets are real."""
+"""A client cannot make the daemon fetch what only the daemon can reach; servers and sockets are real."""
 
 import asyncio
 import base64
@@ -34,27 +34,27 @@ OPEN, CLOSED = "127.0.0.1", "127.0.0.2"
 
 
 @pytest.mark.parametrize("host", INTERNAL)
-def test_what_is_not_for_everybody_is_internal(host: str) -> None:
-    """However it is written: metadata services, neighbours, the machine itself."""
+def test_non_public_addresses_are_internal(host: str) -> None:
+    """However they are written: metadata services, neighbours, the machine itself."""
     assert media.is_internal(host)
 
 
 @pytest.mark.parametrize("host", PUBLIC)
-def test_what_everybody_can_reach_is_not(host: str) -> None:
-    """Pictures on the web are what this is for."""
+def test_public_addresses_are_not_internal(host: str) -> None:
+    """Pictures on the web are what this feature is for."""
     assert not media.is_internal(host)
 
 
 @given(st.ip_addresses())
-def test_every_address_is_judged(address: object) -> None:
-    """There is none that it cannot tell of, and none differs when it is written as IPv6."""
+def test_every_address_gets_a_verdict(address: object) -> None:
+    """No address is left undecided, and writing it as IPv6 changes nothing."""
     verdict = media.is_internal(str(address))
     if getattr(address, "version", 6) == 4:
         assert media.is_internal(f"::ffff:{address}") is verdict
 
 
 class Place:
-    """An HTTP server at an address, that counts who comes."""
+    """An HTTP server at an address that counts its visitors."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -84,7 +84,7 @@ async def place_at(host: str) -> AsyncIterator[Place]:
 
 
 class Rebinding(AbstractResolver):
-    """A name server whose answer changes after the first question."""
+    """A name server whose answer changes after the first query."""
 
     def __init__(self) -> None:
         self.answers = [OPEN, CLOSED]
@@ -104,8 +104,8 @@ async def fetch(session: aiohttp.ClientSession, url: str) -> str:
         return await response.text()
 
 
-async def test_a_redirect_does_not_lead_inside() -> None:
-    """A public server cannot send the daemon where its client could not."""
+async def test_a_redirect_cannot_lead_to_an_internal_address() -> None:
+    """A public server cannot send the daemon where its client could not go."""
     async with (
         place_at(OPEN) as public,
         place_at(CLOSED) as secret,
@@ -118,8 +118,8 @@ async def test_a_redirect_does_not_lead_inside() -> None:
         assert secret.asked == 0
 
 
-async def test_a_name_that_changes_its_mind_does_not_lead_inside() -> None:
-    """What was resolved when the URL was looked at counts for nothing: the address of the connection does."""
+async def test_dns_rebinding_cannot_lead_to_an_internal_address() -> None:
+    """What the name resolved to when the URL was checked is irrelevant: the address of the connection decides."""
     async with place_at(OPEN) as public, media.guarded_session(lambda host: host == CLOSED) as session:
         session.connector._resolver, session.connector._use_dns_cache = Rebinding(), False
         port = public.url.rsplit(":", 1)[1]
@@ -130,7 +130,7 @@ async def test_a_name_that_changes_its_mind_does_not_lead_inside() -> None:
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1"])
 async def test_vllm_fetches_nothing_from_this_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own connector, as requests reach it: refused at once, as the client's mistake, and nobody is asked."""
+    """vLLM's own connector, as requests reach it, refuses at once with a client error and contacts nobody."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     async with place_at(OPEN) as secret, media.media_from_public_addresses(has_domains=False):
         url = secret.url.replace(OPEN, name)
@@ -142,8 +142,8 @@ async def test_vllm_fetches_nothing_from_this_machine(name: str, monkeypatch: py
         assert name[0].isdigit() or "not public" in str(refused.value)
 
 
-async def test_domains_that_the_operator_has_named_are_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`allowed_media_domains` means these: one of them cannot send the daemon to another."""
+async def test_redirects_cannot_leave_the_allowed_media_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allowed domain cannot send the daemon to a domain that is not in `allowed_media_domains`."""
     monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
     monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS")
     async with media.media_from_public_addresses(has_domains=True):
@@ -151,7 +151,7 @@ async def test_domains_that_the_operator_has_named_are_not_left(monkeypatch: pyt
 
 
 def picture(size: tuple[int, int]) -> bytes:
-    """A PNG of 8 x 8 that says it is of this size."""
+    """Return an 8 x 8 PNG that claims this size."""
     made = io.BytesIO()
     Image.new("RGB", (8, 8)).save(made, "PNG")
     head = b"IHDR" + b"".join(side.to_bytes(4, "big") for side in size) + made.getvalue()[24:29]
@@ -173,8 +173,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("fetch", "data"), BROKEN.values(), ids=BROKEN.keys())
-async def test_media_that_cannot_be_decoded_are_a_clients_mistake(fetch: str, data: bytes) -> None:
-    """No 500 with a traceback in the log, as for a bug: whatever kind of error the libraries raise."""
+async def test_undecodable_media_is_a_client_error(fetch: str, data: bytes) -> None:
+    """No 500 with a traceback in the log, whatever the decoder raises."""
     url = f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
     with media.broken_media_refused(), pytest.raises((ValueError, errors.VLLMError)):
         await getattr(connector.MediaConnector(), fetch)(url)

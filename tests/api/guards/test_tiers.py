@@ -1,4 +1,4 @@
-"""How urgent a request is: by its number, its tier and what its client may ask for; anything else is told."""
+"""How urgent a request is: from its number, its tier and its client's rights; anything else is an error."""
 
 import json
 from typing import Any
@@ -36,10 +36,10 @@ def refused(body: dict[str, Any], rights: Rights = LOW) -> tuple[str | None, str
         ("flex", 1, 1, 1),
     ],
 )
-def test_a_tier_is_a_priority_as_far_as_the_client_may(
+def test_a_tier_is_granted_only_within_the_client_s_rights(
     tier: str | None, with_no_limit: int, high: int, low: int
 ) -> None:
-    """A tier beyond the client's rights is none: it gets what its requests get that ask for nothing."""
+    """A tier beyond them is ignored: the request gets the client's default."""
     body = {"service_tier": tier}
     assert [priority_of(body, rights) for rights in (Rights(), HIGH, LOW)] == [with_no_limit, high, low]
     assert priority_of({}, LOW) == 1
@@ -55,20 +55,20 @@ def test_a_tier_is_a_priority_as_far_as_the_client_may(
         (Client("", 1, -2), (Rights(1, -2),) * 3),
     ],
 )
-def test_a_client_s_own_rights_go_before_those_of_all(client: Client, rights: tuple[Rights, ...]) -> None:
-    """What its requests get that ask for nothing is never beyond what they may ask for."""
+def test_a_client_s_own_rights_override_the_general_ones(client: Client, rights: tuple[Rights, ...]) -> None:
+    """The default of a client's requests never exceeds what the client may ask for."""
     assert tuple(rights_of(client, least) for least in (None, 0, 2)) == rights
 
 
-def test_a_number_wins() -> None:
+def test_a_number_overrides_a_tier() -> None:
     """Whoever gives both means the finer one."""
     assert priority_of({"priority": 3, "service_tier": "priority"}, Rights()) == 3
     assert priority_of({"priority": -3, "service_tier": "flex"}, HIGH) == -3
 
 
 @given(st.integers(-2 * MOST_PRIORITY, 2 * MOST_PRIORITY) | st.integers(-(2**53), 2**53))
-def test_a_number_counts_however_it_is_written(number: int) -> None:
-    """`5.0` is 5 to vLLM, so it is 5 to the limit; out of range and beyond the rights it is told."""
+def test_a_priority_counts_however_it_is_written(number: int) -> None:
+    """`5.0` is 5 to vLLM, so it is 5 to the limit; out of range or beyond the rights is an error."""
     for text in in_every_type(number):
         try:
             TypeAdapter(int).validate_json(text)
@@ -84,13 +84,13 @@ def test_a_number_counts_however_it_is_written(number: int) -> None:
 
 
 @pytest.mark.parametrize("value", [5.5, "five", None, [], {}, 10**400])
-def test_what_is_no_number_is_told(value: Any) -> None:
-    """It is never taken for the least urgent, nor for the most."""
+def test_a_priority_that_is_no_number_is_an_error(value: Any) -> None:
+    """It is never read as the least urgent, nor as the most."""
     assert refused({"priority": value})[0] == "priority"
 
 
 @pytest.mark.parametrize("value", ["swift", "", "Priority", 1, True, [], {}])
-def test_an_unknown_tier_is_told_with_all_there_are(value: Any) -> None:
-    """Even beside a number, so that a slip is seen."""
+def test_an_unknown_tier_is_an_error_that_lists_all_tiers(value: Any) -> None:
+    """Even beside a number, so that typos are noticed."""
     said = "service_tier must be one of priority, fast, default, standard_only, flex, auto, scale"
     assert refused({"service_tier": value, "priority": 1}) == ("service_tier", said)

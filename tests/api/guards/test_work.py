@@ -1,4 +1,4 @@
-"""How much one call may ask for: no way to write a number in JSON gets past a limit, on any route."""
+"""How much one call may ask for: no spelling of a number in JSON gets past a limit, on any route."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ LIMITS = ServerConfig(max_choices=8, max_prompts_per_call=8, max_texts_per_call=
 
 
 class Completion(BaseModel):
-    """The fields of vLLM's CompletionRequest that are limited, with their types."""
+    """The limited fields of vLLM's CompletionRequest, with their types."""
 
     model_config = ConfigDict(extra="allow")
     prompt: list[int] | list[list[int]] | str | list[str] | None = None
@@ -31,20 +31,20 @@ class Completion(BaseModel):
 
 
 class Rerank(BaseModel):
-    """The fields of vLLM's RerankRequest that are counted."""
+    """The counted fields of vLLM's RerankRequest."""
 
     query: str
     documents: list[str]
 
 
 class Response(BaseModel):
-    """vLLM's ResponsesRequest knows no `n`: it takes the field, and does nothing with it."""
+    """vLLM's ResponsesRequest has no `n`: it accepts the field and ignores it."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def refused(asked: BaseModel) -> str | None:
-    """The field that is refused."""
+    """Return the field that is refused."""
     try:
         check_work(asked, LIMITS)
     except Refusal as refusal:
@@ -53,14 +53,14 @@ def refused(asked: BaseModel) -> str | None:
 
 
 def in_every_type(number: int) -> list[str]:
-    """A number in each way of writing it that pydantic may take for one."""
+    """Return a number in every form that pydantic may accept."""
     ways = [str(number), f"{number}.0", f"{number}e0", f'"{number}"', f'"{number}.0"', f'" {number} "']
     return ways + {0: ["false", '"false"'], 1: ["true", '"true"']}.get(number, [])
 
 
 @given(st.integers(-3, 12) | st.integers(-(2**53), 2**53))
 def test_a_limit_holds_however_its_number_is_written(number: int) -> None:
-    """`200.0` is 200 to vLLM, so it is 200 to the limit; what is within the limit passes in every form too."""
+    """`200.0` is 200 to vLLM, so it is 200 to the limit; values within the limit pass in every form too."""
     for text in in_every_type(number):
         try:
             asked = Completion.model_validate(json.loads(f'{{"n": {text}}}'))
@@ -70,7 +70,7 @@ def test_a_limit_holds_however_its_number_is_written(number: int) -> None:
 
 
 def test_prompts_in_any_form_are_counted() -> None:
-    """Strings, lists of tokens and embeddings are prompts alike, and each has its choices."""
+    """Strings, token lists and embeddings all count as prompts, each with its choices."""
     assert refused(Completion(prompt=["x"] * 9)) == "prompt"
     assert refused(Completion(prompt=[[1]] * 9)) == "prompt"
     assert refused(Completion(prompt_embeds=[b""] * 9)) == "prompt_embeds"
@@ -90,21 +90,21 @@ def test_prompts_in_any_form_are_counted() -> None:
         ("allowed_token_ids", [1] * 62_500, [1] * 62_501),
     ],
 )
-def test_what_each_request_of_a_call_is_kept_with_is_small(field: str, fits: object, does_not: object) -> None:
-    """A body of some megabytes with many prompts takes no gigabytes of the daemon's memory."""
+def test_each_prompt_of_a_call_keeps_little_memory(field: str, fits: object, does_not: object) -> None:
+    """A body of some megabytes with many prompts must not take gigabytes of the daemon's memory."""
     prompts = {"prompt": ["x"] * 8}
     assert refused(Completion(**prompts, **{field: fits})) is None
     assert refused(Completion(**prompts, **{field: does_not})) == field
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
-def test_a_field_that_the_route_does_not_know_is_let_be(value: Any) -> None:
-    """It has no effect, so it may hold anything, and breaks nothing."""
+def test_unknown_fields_may_hold_anything(value: Any) -> None:
+    """They have no effect on the route, so they must not break it either."""
     assert refused(Response(n=value, prompt=value, stop=value)) is None
 
 
 def test_texts_to_compare_are_counted() -> None:
-    """Each is computed."""
+    """Each of them costs a computation."""
     assert refused(Rerank(query="x", documents=["x"] * 8)) == "documents"
     assert refused(Rerank(query="x", documents=["x"] * 7)) is None
 
@@ -144,7 +144,7 @@ KNOW_PRIORITY = tuple(path for path in ROUTES if path not in COMPUTE_NOTHING)
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_limits_hold_on_every_route(strict: DaemonProcess, path: str) -> None:
-    """One small call cannot ask for two hundred answers, nor push in before others, in any type of JSON.
+    """One small call cannot ask for two hundred answers or jump the queue, in any JSON type.
 
     Of forms: `tests/migrate/test_audio`.
     """

@@ -76,19 +76,19 @@ CLAUDE_CODE = {
     ("path", "body"), [("/v1/responses", CODEX), ("/v1/messages?beta=true", CLAUDE_CODE)], ids=["codex", "claude code"]
 )
 def test_a_turn_of_an_agent_is_served(daemon: DaemonProcess, path: str, body: dict[str, Any], streamed: bool) -> None:
-    """An agent sends more than its API's reference tells, and stops at the first error."""
+    """Agents send more than their API's reference documents, and stop at the first error."""
     answer = request(daemon.url, "POST", path, {"model": MODEL, "stream": streamed} | body)
     assert answer.status == 200, answer.body
     assert "error" not in answer.body.decode()
 
 
-def test_an_agent_finds_that_there_is_a_server(daemon: DaemonProcess) -> None:
-    """Claude Code asks before its first call."""
+def test_an_agent_s_probe_of_the_server_is_answered(daemon: DaemonProcess) -> None:
+    """Claude Code probes before its first call."""
     assert request(daemon.url, "HEAD", "/", None).status == 200
 
 
-def test_a_call_is_told_once_in_each_event() -> None:
-    """Instructor and others read an event's first piece: arguments in a second one were lost."""
+def test_each_event_holds_a_tool_call_once() -> None:
+    """Instructor and others read only an event's first piece: arguments in a second one were lost."""
 
     def piece(index: int, **told: str) -> SimpleNamespace:
         return SimpleNamespace(index=index, function=SimpleNamespace(**{"name": None, "arguments": None} | told))

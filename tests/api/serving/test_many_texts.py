@@ -1,4 +1,4 @@
-"""The texts of a large call come and go a few at a time, and none is lost on the way."""
+"""A large call's texts are processed a few at a time, and none is lost."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ VALUES = st.recursive(
 
 
 class Texts:
-    """Texts that are done after some turns of the loop each, and what is known of them."""
+    """Texts that take some turns of the loop each, with counters."""
 
     def __init__(self) -> None:
         self.at_work = self.most = 0
@@ -43,8 +43,8 @@ class Texts:
 
 
 @given(st.lists(st.integers(0, 5), max_size=40))
-def test_each_text_has_its_answer_in_whichever_order_they_come(turns: list[int]) -> None:
-    """A vector that went to another text would never be noticed."""
+def test_each_text_gets_its_own_answer_in_any_order(turns: list[int]) -> None:
+    """A vector assigned to the wrong text would go unnoticed."""
 
     async def check() -> None:
         texts = Texts()
@@ -55,7 +55,7 @@ def test_each_text_has_its_answer_in_whichever_order_they_come(turns: list[int])
 
 
 async def test_a_large_call_leaves_room_for_others() -> None:
-    """Of a thousand texts only some wait at a time."""
+    """Only a few of a thousand texts are in the queue at a time."""
     texts = Texts()
     assert (
         len([item async for item in some_at_a_time(*(texts.one(n, n % 3) for n in range(4 * AT_ONCE)))]) == 4 * AT_ONCE
@@ -64,8 +64,8 @@ async def test_a_large_call_leaves_room_for_others() -> None:
 
 
 @pytest.mark.parametrize("failing", [True, False])
-async def test_no_text_goes_on_when_one_fails_or_the_client_leaves(failing: bool) -> None:
-    """What nobody waits for is not computed."""
+async def test_remaining_texts_stop_when_one_fails_or_the_client_leaves(failing: bool) -> None:
+    """Nothing is computed that nobody waits for."""
     texts = Texts()
     answers = some_at_a_time(*(texts.one(n, 3 if n == 1 else 10_000, failing and n == 1) for n in range(AT_ONCE)))
     async with contextlib.aclosing(answers):
@@ -75,12 +75,12 @@ async def test_no_text_goes_on_when_one_fails_or_the_client_leaves(failing: bool
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
-def test_the_json_of_an_answer_in_pieces_is_the_same(content: dict[str, object]) -> None:
-    """Only other threads notice."""
+def test_json_written_in_pieces_is_identical(content: dict[str, object]) -> None:
+    """Only other threads notice the difference."""
     assert InPieces(content).body == JSONResponse(content).body
 
 
 def test_an_array_is_written_as_its_numbers() -> None:
-    """vLLM leaves vectors as arrays for a class that can write them."""
+    """vLLM leaves vectors as arrays for an encoder that can write them."""
     vector = np.array([0.1, -2.5], np.float32)
     assert json.loads(InPieces({"data": [{"embedding": vector}]}).body)["data"][0]["embedding"] == vector.tolist()

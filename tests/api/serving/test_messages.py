@@ -1,4 +1,4 @@
-"""Anthropic's messages: an assistant's last message is gone on with."""
+"""Anthropic's messages: a final assistant message is continued."""
 
 import json
 from typing import Any
@@ -14,13 +14,13 @@ BEGUN = "My name is"
 
 
 def asked(content: Any, **fields: Any) -> dict[str, Any]:
-    """A question, and what an answer begins with."""
+    """Return a question and the beginning of its answer."""
     messages = [QUESTION, {"role": "assistant", "content": content}]
     return {"model": MODEL, "max_tokens": 6, "temperature": 0, "messages": messages} | fields
 
 
 def text_of(daemon: DaemonProcess, body: dict[str, Any]) -> str:
-    """What is answered, whole or streamed."""
+    """Return the text of an answer, whole or streamed."""
     answer = request(daemon.url, "POST", MESSAGES, body)
     assert answer.status == 200, answer.body
     if not body.get("stream"):
@@ -35,8 +35,8 @@ def text_of(daemon: DaemonProcess, body: dict[str, Any]) -> str:
     [BEGUN, [{"type": "text", "text": BEGUN}], [{"type": "text", "text": "My "}, {"type": "text", "text": "name is"}]],
     ids=["text", "block", "blocks"],
 )
-def test_an_answer_goes_on_where_the_assistant_left_off(daemon: DaemonProcess, content: Any, stream: bool) -> None:
-    """Programs put the first words into the model's mouth, and get what follows them."""
+def test_an_answer_continues_the_assistant_s_last_message(daemon: DaemonProcess, content: Any, stream: bool) -> None:
+    """Programs prefill the model's answer and get what follows."""
     chat = {"model": MODEL, "max_tokens": 6, "temperature": 0, "messages": asked(BEGUN)["messages"]}
     goes_on = chat | {"continue_final_message": True, "add_generation_prompt": False}
     want, other = (
@@ -46,8 +46,8 @@ def test_an_answer_goes_on_where_the_assistant_left_off(daemon: DaemonProcess, c
     assert text_of(daemon, asked(content, stream=stream)) == want
 
 
-def test_the_tokens_of_such_a_message_are_counted_as_they_are_used(daemon: DaemonProcess) -> None:
-    """No turn begins after it."""
+def test_a_prefilled_message_is_counted_as_it_is_used(daemon: DaemonProcess) -> None:
+    """No new turn starts after it."""
     counted = request(daemon.url, "POST", COUNT, {"model": MODEL, "messages": asked(BEGUN)["messages"]})
     used = request(daemon.url, "POST", MESSAGES, asked(BEGUN))
     assert counted.json()["input_tokens"] == used.json()["usage"]["input_tokens"]
@@ -67,7 +67,7 @@ def test_an_empty_last_message_begins_the_answer(daemon: DaemonProcess) -> None:
         ([{"type": "tool_use", "id": "a", "name": "look", "input": {}}], "tool_result"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_refused(daemon: DaemonProcess, content: Any, why: str) -> None:
+def test_a_message_that_cannot_be_continued_is_refused(daemon: DaemonProcess, content: Any, why: str) -> None:
     """As Anthropic's API refuses it."""
     for path in (MESSAGES, COUNT):
         answer = request(daemon.url, "POST", path, asked(content))

@@ -1,4 +1,4 @@
-"""A daemon with a reasoning parser and without one for tools: what is constrained stays so, or is refused."""
+"""A daemon with a reasoning parser but no tool parser: constraints hold or are refused."""
 
 import json
 import re
@@ -16,14 +16,14 @@ TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "pr
 
 
 def told(body: bytes) -> list[Any]:
-    """The events of a stream."""
+    """Return the events of a stream."""
     lines = (line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: {"))
     return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
 def reasoning(demo_model: Path) -> Iterator[DaemonProcess]:
-    """One worker, and vLLM's parser of what Qwen 3 thinks."""
+    """One worker with vLLM's Qwen 3 reasoning parser."""
     options = ("--set", 'model.vllm.reasoning_parser="qwen3"', "--set", 'model.vllm.tool_call_parser="none"')
     with DaemonProcess(demo_model, "--device", "cpu:1", *options) as process:
         yield process.wait_ready()
@@ -41,7 +41,7 @@ def reasoning(demo_model: Path) -> Iterator[DaemonProcess]:
     ids=lambda value: next(iter(value.get("structured_outputs", value))),
 )
 def test_a_completion_keeps_to_its_constraint(reasoning: DaemonProcess, constraint: Any, stream: bool) -> None:
-    """A plain text has no reasoning before it: free text with 200 would break whoever parses it."""
+    """A plain completion has no reasoning phase: unconstrained text with a 200 would break its parser."""
     asked = completion(**constraint, max_tokens=200, temperature=0, stream=stream)
     answer = request(reasoning.url, "POST", COMPLETIONS, asked)
     assert answer.status == 200, answer.body
@@ -54,10 +54,10 @@ def test_a_completion_keeps_to_its_constraint(reasoning: DaemonProcess, constrai
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("fields", [{}, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}])
-def test_what_follows_an_answers_first_words_is_no_reasoning(
+def test_the_continuation_of_a_prefilled_answer_is_not_reasoning(
     reasoning: DaemonProcess, fields: dict[str, Any], stream: bool
 ) -> None:
-    """Whoever begins an answer for the model wants its text, and a constraint holds for that."""
+    """Whoever prefills an answer wants its text, and a constraint applies to that."""
     messages = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "I say:"}]
     asked = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": stream} | fields
     answer = request(reasoning.url, "POST", "/v1/messages", asked)
@@ -82,8 +82,8 @@ def test_what_follows_an_answers_first_words_is_no_reasoning(
     ],
     ids=["required", "named", "allowed"],
 )
-def test_a_call_that_no_parser_would_find_is_refused(reasoning: DaemonProcess, choice: Any) -> None:
-    """As a chat refuses it: who demands a call gets no free text."""
+def test_a_demanded_call_that_no_parser_could_find_is_refused(reasoning: DaemonProcess, choice: Any) -> None:
+    """As in a chat: whoever demands a call gets no free text."""
     body = {"input": "x", "tools": [TOOL], "tool_choice": choice, "max_output_tokens": 4}
     answer = request(reasoning.url, "POST", "/v1/responses", body)
     assert answer.status == 400, answer.body

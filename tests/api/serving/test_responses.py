@@ -1,4 +1,4 @@
-"""Responses that are cut say so, in every form in which they come."""
+"""Truncated responses say so, in every form."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def client(daemon: DaemonProcess) -> Iterator[openai.OpenAI]:
 
 
 def checked(answer: Any, kind: str) -> None:
-    """It is told as cut, and its last item too."""
+    """Check that the response and its last item are marked incomplete."""
     assert answer.status == "incomplete"
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert (answer.output[-1].type, answer.output[-1].status) == (kind, "incomplete")
@@ -43,7 +43,7 @@ def checked(answer: Any, kind: str) -> None:
 
 @pytest.mark.parametrize(("asked", "kind"), [(CALL, "function_call"), (WORDS, "message")], ids=["call", "message"])
 @pytest.mark.parametrize("background", [False, True], ids=["waited-for", "background"])
-def test_a_stream_that_is_cut_ends_as_incomplete(
+def test_a_truncated_stream_ends_as_incomplete(
     client: openai.OpenAI, asked: dict[str, Any], kind: str, background: bool
 ) -> None:
     """An agent must not run a tool with half of its arguments."""
@@ -65,10 +65,10 @@ def test_a_stream_that_is_cut_ends_as_incomplete(
 
 @pytest.mark.parametrize(("asked", "kind"), [(WORDS, "message")], ids=["message"])
 @pytest.mark.parametrize("background", [False, True], ids=["waited-for", "background"])
-def test_an_answer_that_is_cut_is_incomplete(
+def test_a_truncated_answer_is_incomplete(
     client: openai.OpenAI, asked: dict[str, Any], kind: str, background: bool
 ) -> None:
-    """However it is waited for, and where it is asked for again."""
+    """However it is awaited, and when it is fetched again."""
     answer = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, background=background, **asked)
     while answer.status in ("queued", "in_progress"):
         answer = client.responses.retrieve(answer.id)
@@ -86,8 +86,8 @@ def test_an_answer_that_ends_by_itself_is_complete(client: openai.OpenAI) -> Non
     assert [item.status for item in last.response.output] == ["completed"]  # type: ignore[union-attr]
 
 
-def test_a_cut_answer_is_gone_on_from(client: openai.OpenAI) -> None:
-    """Who sees that it was cut asks for the rest."""
+def test_a_truncated_answer_can_be_continued(client: openai.OpenAI) -> None:
+    """A client that sees the truncation asks for the rest."""
     first = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8)
     again = client.responses.create(
         model=MODEL, input="Go on", max_output_tokens=8, previous_response_id=first.id, stream=True
@@ -96,7 +96,7 @@ def test_a_cut_answer_is_gone_on_from(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_a_choice_among_tools_that_would_be_ignored_is_refused(daemon: DaemonProcess, mode: str) -> None:
+def test_a_tool_choice_that_would_be_ignored_is_refused(daemon: DaemonProcess, mode: str) -> None:
     """Free text would come in place of a call."""
     allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "look"}]}
     answer = request(daemon.url, "POST", "/v1/responses", {"input": "x", "tools": [LOOK], "tool_choice": allowed})

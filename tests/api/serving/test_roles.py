@@ -1,4 +1,4 @@
-"""Instructions reach the model, under whatever role and wherever an agent gives them."""
+"""Instructions reach the model under any role and at any position."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,20 +18,20 @@ STRICT = """{% for one in messages %}{% if one.role == 'system' and not loop.fir
 {{ raise_exception('unexpected') }}{% endif %}{{ one.content }}{% endfor %}"""
 
 
-def test_a_role_that_the_template_does_not_know_is_said_as_system() -> None:
-    """Codex gives all that it knows of its task as `developer`."""
+def test_a_role_unknown_to_the_template_becomes_system() -> None:
+    """Codex sends all its task instructions as `developer`."""
     said = in_known_roles([DEVELOPER, USER, SYSTEM], knows_developer=False, is_system_first=False)
     assert said == [{"role": "system", "content": "Be brief."}, USER, SYSTEM]
 
 
-def test_where_system_must_be_first_all_instructions_are_put_there() -> None:
-    """Claude Code and Codex give more of them in the middle."""
+def test_instructions_move_to_the_front_where_the_template_demands() -> None:
+    """Claude Code and Codex send more of them mid-conversation."""
     said = in_known_roles([DEVELOPER, USER, SYSTEM], knows_developer=False, is_system_first=True)
     assert said == [{"role": "system", "content": "Be brief.\n\nBe kind."}, USER]
 
 
-def test_what_the_template_takes_stays_as_it_is() -> None:
-    """The prompt begins as before, so the prefix cache knows it."""
+def test_what_the_template_accepts_is_left_unchanged() -> None:
+    """The prompt begins as before, so the prefix cache still hits."""
     for messages in ([DEVELOPER, USER], [DEVELOPER, USER, DEVELOPER]):
         assert in_known_roles(messages, knows_developer=True, is_system_first=True) is messages
     assert in_known_roles([USER, SYSTEM], knows_developer=True, is_system_first=False) == [USER, SYSTEM]
@@ -42,10 +42,10 @@ def test_what_the_template_takes_stays_as_it_is() -> None:
     [(None, True, False), (OF_EACH, True, False), (ONLY_KNOWN, False, False), (STRICT, False, True)],
     ids=["the demo model's", "any role", "drops it", "raises"],
 )
-def test_a_template_is_asked_what_it_knows(
+def test_a_template_s_roles_are_probed(
     demo_model: Path, template: str | None, knows_developer: bool, is_system_first: bool
 ) -> None:
-    """Some raise at a role, some leave its message out without a word."""
+    """Some templates raise on an unknown role, others silently drop its message."""
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     renderer: Any = Renderer.__new__(Renderer)
     renderer.renderer = SimpleNamespace(tokenizer=tokenizer, get_tokenizer=lambda: tokenizer)

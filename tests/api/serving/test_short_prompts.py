@@ -1,4 +1,4 @@
-"""Which prompts become tokens on the event loop."""
+"""Which prompts are tokenized on the event loop."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from melld.api.serving.short_prompts import MESSAGES, SHORT, at_once
 
 
 class Renderer:
-    """vLLM's, as far as it matters: with threads, and at once."""
+    """vLLM's renderer, as far as it matters here: threaded and inline."""
 
     def render_chat(self, *_: Any) -> str:
         return "at once"
@@ -35,8 +35,8 @@ SAID = {"role": "user", "content": "Hello"}
         ([SAID], {"tools": [{"type": "function"}]}, "in threads"),
     ],
 )
-def test_only_what_takes_no_time_holds_the_loop(conversation: list[Any], given: dict[str, Any], way: str) -> None:
-    """Images are fetched, and long texts and lists of tools take their time: other streams go on meanwhile."""
+def test_only_quick_prompts_are_tokenized_on_the_loop(conversation: list[Any], given: dict[str, Any], way: str) -> None:
+    """Fetching images and tokenizing long texts or tool lists takes time: other streams go on meanwhile."""
     renderer = at_once(Renderer)()
     params = SimpleNamespace(chat_template_kwargs=given)
     assert asyncio.run(renderer.render_chat_async([conversation], params)) == way
@@ -51,6 +51,6 @@ def test_only_what_takes_no_time_holds_the_loop(conversation: list[Any], given: 
         ([b"embeddings"], "in threads"),
     ],
 )
-def test_of_completions_only_short_texts_do(prompts: list[Any], way: str) -> None:
-    """Embeddings are loaded, for one."""
+def test_only_short_text_completions_are_tokenized_on_the_loop(prompts: list[Any], way: str) -> None:
+    """Embeddings have to be loaded, for one."""
     assert asyncio.run(at_once(Renderer)().render_cmpl_async(prompts)) == way

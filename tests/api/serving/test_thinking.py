@@ -1,4 +1,4 @@
-"""Thinking is turned on and off in every service's words, and thoughts are told and taken under every name."""
+"""Thinking can be switched in every service's terms, and thoughts are sent and accepted under every name."""
 
 from typing import Any
 
@@ -28,14 +28,14 @@ WAYS: list[tuple[dict[str, Any], bool | None]] = [
 
 
 def switches(asked: Any) -> tuple[Any, Any]:
-    """What a template gets under the two names."""
+    """Return what a template gets under the two names."""
     told = asked.build_chat_params(None, "auto").chat_template_kwargs
     return told.get("enable_thinking"), told.get("thinking")
 
 
 @pytest.mark.parametrize(("fields", "want"), WAYS)
-def test_a_template_is_told_under_the_name_that_it_knows(fields: dict[str, Any], want: bool | None) -> None:
-    """Who turns thinking off need not know whether the model is a Qwen, a DeepSeek or a Granite."""
+def test_a_template_gets_the_switch_under_the_name_it_knows(fields: dict[str, Any], want: bool | None) -> None:
+    """Whoever turns thinking off need not know whether the model is a Qwen, a DeepSeek or a Granite."""
     assert switches(ChatCompletionRequest(messages=ASKED, **fields)) == (want, want)
     of_responses = {name: value for name, value in fields.items() if name != "reasoning_effort"}
     if effort := fields.get("reasoning_effort"):
@@ -43,8 +43,8 @@ def test_a_template_is_told_under_the_name_that_it_knows(fields: dict[str, Any],
     assert switches(ResponsesRequest(input="Hello", **of_responses)) == (want, want)
 
 
-def test_both_names_that_differ_are_left_as_they_are() -> None:
-    """A client that says both means what it says."""
+def test_conflicting_switches_are_left_alone() -> None:
+    """A client that sets both means what it says."""
     given = {"enable_thinking": True, "thinking": False}
     assert switches(ChatCompletionRequest(messages=ASKED, chat_template_kwargs=given)) == (True, False)
 
@@ -58,8 +58,8 @@ def test_both_names_that_differ_are_left_as_they_are() -> None:
         ({"type": "disabled"}, False),
     ],
 )
-def test_anthropics_clients_turn_thinking_on(thinking: dict[str, Any] | None, want: bool | None) -> None:
-    """Models that think only when told so do, and no argument is made for templates that take none."""
+def test_anthropic_s_thinking_field_enables_thinking(thinking: dict[str, Any] | None, want: bool | None) -> None:
+    """Models that think only on request do so, and templates without the switch get no argument."""
     asked = AnthropicMessagesRequest(model="m", max_tokens=2000, messages=ASKED, thinking=thinking)
     chat = Messages.to_chat_completion_request(asked)
     assert switches(chat) == (want, want)
@@ -80,8 +80,8 @@ def test_anthropics_clients_turn_thinking_on(thinking: dict[str, Any] | None, wa
         ("low", (), "low"),
     ],
 )
-def test_an_effort_becomes_the_nearest_that_the_model_takes(effort: str, taken: tuple[str, ...], want: str) -> None:
-    """Clients have one default for all models; thinking is not turned off by it."""
+def test_an_effort_maps_to_the_nearest_that_the_model_knows(effort: str, taken: tuple[str, ...], want: str) -> None:
+    """Clients have one default for all models; it does not turn thinking off."""
     assert nearest_effort(effort, taken) == want
 
 
@@ -94,8 +94,8 @@ def test_an_effort_becomes_the_nearest_that_the_model_takes(effort: str, taken: 
         ({"reasoning_effort": "none", "thinking": {"type": "disabled"}}, "thinking=False effort=low"),
     ],
 )
-def test_what_a_client_says_reaches_the_template(app: App, fields: dict[str, Any], want: str) -> None:
-    """An effort that the template refuses is no error."""
+def test_a_client_s_settings_reach_the_template(app: App, fields: dict[str, Any], want: str) -> None:
+    """An effort that the template rejects is no error."""
     asked = {"model": "switched", "messages": ASKED, "max_tokens": 2, "return_prompt_text": True} | fields
     answer = request(app.url, "POST", CHAT, asked)
     assert answer.status == 200, answer.body
@@ -103,16 +103,16 @@ def test_what_a_client_says_reaches_the_template(app: App, fields: dict[str, Any
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_a_thought_comes_back_under_either_name(app: App, name: str) -> None:
-    """A model that thinks between its calls sees what it has thought."""
+def test_a_thought_is_accepted_under_either_name(app: App, name: str) -> None:
+    """A model that thinks between its calls sees its earlier thoughts."""
     said = {"role": "assistant", "content": "Yes.", name: "Sure?"}
     asked = {"model": "switched", "messages": [*ASKED, said, *ASKED], "max_tokens": 2, "return_prompt_text": True}
     answer = request(app.url, "POST", CHAT, asked)
     assert "assistant(Sure?): Yes." in answer.json()["prompt_text"], answer.body
 
 
-def test_a_chat_tells_a_thought_under_both_names(app: App) -> None:
-    """Half of the clients read the one, half the other."""
+def test_a_chat_returns_thoughts_under_both_names(app: App) -> None:
+    """Half of the clients read one, half the other."""
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     asked: dict[str, Any] = {"model": "agents", "messages": ASKED, "max_tokens": 160, "seed": 1, "tools": tools}
     with openai.OpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0) as client:
@@ -128,7 +128,7 @@ def test_a_chat_tells_a_thought_under_both_names(app: App) -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "switched"])
-def test_a_limit_of_thinking_is_no_error_where_nothing_is_thought(app: App, model: str) -> None:
+def test_a_thinking_budget_is_no_error_for_a_model_without_thinking(app: App, model: str) -> None:
     """Agents ask every model to think."""
     thinking = {"type": "enabled", "budget_tokens": 1024}
     asked = {"model": model, "messages": ASKED, "max_tokens": 2000, "thinking": thinking}

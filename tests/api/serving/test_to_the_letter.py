@@ -1,4 +1,4 @@
-"""Whole streams are what the official clients' own models describe, and conversations go on from all that was said."""
+"""Whole streams match the official clients' models, and conversations continue with everything that was said."""
 
 import re
 from typing import Any
@@ -34,14 +34,14 @@ KEPT = {"store": False, "include": ["reasoning.encrypted_content"]}
 
 
 def told(app: App, path: str, body: dict[str, Any]) -> list[str]:
-    """The JSON of a stream's events; each stands below its type."""
+    """Return the JSON of a stream's events; each is below its type."""
     pairs = re.findall(r"^event: (\S+)\ndata: (.*)$", app.stream(path, body), re.MULTILINE)
     assert all(re.search(rf'"type": ?"{re.escape(kind)}"', data) for kind, data in pairs)
     return [data for _, data in pairs]
 
 
 def ask(app: App, path: str, body: dict[str, Any]) -> bytes:
-    """A whole answer."""
+    """Return a whole answer."""
     answer = request(app.url, "POST", path, body, {"anthropic-version": "1999-01-01", "anthropic-beta": "unknown"})
     assert answer.status == 200, answer.body
     return answer.body
@@ -50,8 +50,8 @@ def ask(app: App, path: str, body: dict[str, Any]) -> bytes:
 # -- Anthropic's messages ----------------------------------------------------------------------------------------------
 
 
-def test_a_stream_of_messages_is_in_anthropics_order(app: App) -> None:
-    """A thought ends with its signature, each block with its stop; ids and counts are where clients look for them."""
+def test_a_messages_stream_follows_anthropic_s_order(app: App) -> None:
+    """Thoughts end with a signature, blocks with a stop; ids and counts are where clients look for them."""
     adapter: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
     events: list[Any] = [adapter.validate_json(one, strict=True) for one in told(app, MESSAGES, MESSAGE)]
     kinds = [getattr(getattr(one, "delta", None), "type", None) or one.type for one in events]
@@ -70,7 +70,7 @@ def test_a_stream_of_messages_is_in_anthropics_order(app: App) -> None:
     assert events[-2].usage.output_tokens == 160
 
 
-def test_a_whole_message_is_anthropics(app: App) -> None:
+def test_a_whole_message_matches_anthropic_s_format(app: App) -> None:
     """Its thought is signed, so that a client may send it back."""
     message = Message.model_validate_json(ask(app, MESSAGES, MESSAGE), strict=True)
     assert message.id.startswith("msg_")
@@ -112,8 +112,8 @@ def test_a_conversation_with_all_kinds_of_blocks_goes_on(app: App) -> None:
 # -- OpenAI's responses ------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_of_responses_is_in_openais_order(app: App) -> None:
-    """Each item is added, told and done under one id, and the last event says all of it again."""
+def test_a_responses_stream_follows_openai_s_order(app: App) -> None:
+    """Each item is added, filled and finished under one id, and the last event repeats all of it."""
     adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     events: list[Any] = [adapter.validate_json(one) for one in told(app, RESPONSES, RESPONSE | KEPT)]
     assert [one.sequence_number for one in events] == list(range(len(events)))
@@ -130,15 +130,15 @@ def test_a_stream_of_responses_is_in_openais_order(app: App) -> None:
 
 
 def prompt_of(app: App, body: dict[str, Any]) -> str:
-    """The prompt that a request makes."""
+    """Return the prompt that a request makes."""
     asked = RESPONSE | {"enable_response_messages": True, "max_output_tokens": 2} | body
     answer = Response.model_validate_json(ask(app, RESPONSES, asked))
     return str(answer.input_messages[0]["message"])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("model", ["agents", "switched"])
-def test_a_response_goes_on_from_all_of_the_one_before(app: App, model: str) -> None:
-    """Calls and thoughts too, whether the server keeps them or the client; else results would answer nothing."""
+def test_a_response_continues_from_the_whole_previous_one(app: App, model: str) -> None:
+    """Calls and thoughts too, whether the server or the client keeps them; else results would answer nothing."""
     of = {"model": model, "tools": RESPONSE["tools"] if model == "agents" else []}
     first = Response.model_validate_json(ask(app, RESPONSES, RESPONSE | of | {"include": KEPT["include"]}))
     result = {"type": "function_call_output", "call_id": first.output[-1].to_dict().get("call_id", "call_1")}
@@ -152,7 +152,7 @@ def test_a_response_goes_on_from_all_of_the_one_before(app: App, model: str) -> 
 
 
 def test_a_prompt_has_one_begin_token(app: App) -> None:
-    """As in a chat: models answer worse to two."""
+    """As in a chat: models answer worse with two."""
     chat = {"model": "plain", "messages": ASKED, "max_tokens": 1}
     used = request(app.url, "POST", "/v1/chat/completions", chat).json()["usage"]["prompt_tokens"]
     answer = ask(app, RESPONSES, {"model": "plain", "input": "Hello", "max_output_tokens": 1})
@@ -162,14 +162,14 @@ def test_a_prompt_has_one_begin_token(app: App) -> None:
 
 
 @pytest.mark.parametrize("kept", ["gAAAAA", "melld1:!", "melld1:gA=="])
-def test_a_thought_that_nobody_here_can_read_is_left_out(app: App, kept: str) -> None:
-    """A conversation may have begun with another server."""
+def test_an_unreadable_thought_is_dropped(app: App, kept: str) -> None:
+    """A conversation may have begun on another server."""
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": kept}
     assert prompt_of(app, {"input": [thought, *ASKED]}) == prompt_of(app, {"input": ASKED})
 
 
-def test_all_parts_of_an_earlier_answer_are_read(app: App) -> None:
-    """vLLM reads the first of several, and fails on a refusal."""
+def test_every_part_of_an_earlier_answer_is_read(app: App) -> None:
+    """vLLM reads only the first of several, and fails on a refusal."""
     parts: list[dict[str, Any]] = [{"type": "output_text", "text": text, "annotations": []} for text in ("One", " two")]
     parts.append({"type": "refusal", "refusal": " no"})
     item = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": parts}
@@ -178,7 +178,7 @@ def test_all_parts_of_an_earlier_answer_are_read(app: App) -> None:
     assert "One two no" in prompt_of(app, {"input": [{"role": "assistant", "content": parts}, *ASKED]})
 
 
-def test_errors_have_each_apis_own_shape(app: App) -> None:
+def test_errors_have_each_api_s_own_shape(app: App) -> None:
     """Clients turn them into the exception that a program expects."""
     with openai.OpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.BadRequestError) as refused:

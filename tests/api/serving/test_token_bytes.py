@@ -1,4 +1,4 @@
-"""Log-probabilities of characters that are several tokens: their bytes, their places, and their alternatives."""
+"""Log-probabilities of characters that span several tokens: bytes, offsets and alternatives."""
 
 import json
 from typing import Any
@@ -16,13 +16,13 @@ SAID = {"structured_outputs": {"choice": [TEXT]}, "temperature": 0}
 
 
 def events(body: bytes) -> list[Any]:
-    """Those of a stream."""
+    """Return the events of a stream."""
     lines = (line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: {"))
     return [json.loads(line) for line in lines]
 
 
 def choices(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> list[Any]:
-    """The first choice of a whole answer, or of each piece of a streamed one."""
+    """Return the first choice of a whole answer, or of each chunk of a stream."""
     answer = request(daemon.url, "POST", path, body)
     assert answer.status == 200, answer.body
     told = events(answer.body) if body.get("stream") else [answer.json()]
@@ -30,8 +30,8 @@ def choices(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> list[Any]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_bytes_of_a_chats_tokens_are_the_bytes_of_its_text(daemon: DaemonProcess, stream: bool) -> None:
-    """Clients that colour an answer by its tokens put these bytes together, and those of the alternatives differ."""
+def test_a_chat_s_token_bytes_add_up_to_its_text(daemon: DaemonProcess, stream: bool) -> None:
+    """Clients that colour an answer by token join these bytes, and the alternatives' bytes differ."""
     asked = chat(**SAID, max_tokens=40, logprobs=True, top_logprobs=5, stream=stream)
     told = [entry for one in choices(daemon, CHAT, asked) for entry in (one["logprobs"] or {}).get("content", ())]
     said = [entry for entry in told if entry["token"] not in NOT_SHOWN]
@@ -43,7 +43,7 @@ def test_the_bytes_of_a_chats_tokens_are_the_bytes_of_its_text(daemon: DaemonPro
         assert len({one["token"] for one in entry["top_logprobs"]}) == 5
 
 
-def test_a_chat_cut_within_a_character_tells_the_bytes_so_far(daemon: DaemonProcess) -> None:
+def test_a_chat_cut_inside_a_character_returns_the_bytes_so_far(daemon: DaemonProcess) -> None:
     """What the text cannot show is not lost."""
     (cut,) = choices(daemon, CHAT, chat(**SAID, max_tokens=3, logprobs=True))
     told = b"".join(bytes(entry["bytes"]) for entry in cut["logprobs"]["content"])
@@ -53,7 +53,7 @@ def test_a_chat_cut_within_a_character_tells_the_bytes_so_far(daemon: DaemonProc
 
 
 def checked(logprobs: list[Any], text: str) -> list[int]:
-    """The offsets of a completion's tokens, which are right for its text if none is hidden in it."""
+    """Return the offsets of a completion's tokens, checked against its text when none is hidden."""
     tokens = [token for one in logprobs for token in one["tokens"]]
     offsets: list[int] = [offset for one in logprobs for offset in one["text_offset"]]
     said = b""
@@ -66,8 +66,8 @@ def checked(logprobs: list[Any], text: str) -> list[int]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("echo", [False, True], ids=["answer", "echo"])
-def test_a_completions_offsets_are_those_of_its_text(daemon: DaemonProcess, echo: bool, stream: bool) -> None:
-    """The begin token of the prompt is not in the text, and a part of a character stands where that does."""
+def test_a_completion_s_offsets_match_its_text(daemon: DaemonProcess, echo: bool, stream: bool) -> None:
+    """The prompt's begin token is not in the text, and part of a character shares that character's offset."""
     prompt = "a\U0001f642\u00e9\u2014b"
     asked = completion(**SAID, prompt=prompt, max_tokens=40, logprobs=5, echo=echo, stream=stream)
     told = choices(daemon, COMPLETIONS, asked)
@@ -79,7 +79,7 @@ def test_a_completions_offsets_are_those_of_its_text(daemon: DaemonProcess, echo
         assert len(alternatives) >= 5
 
 
-def test_offsets_go_on_in_each_prompt_and_choice(daemon: DaemonProcess) -> None:
+def test_offsets_continue_per_prompt_and_choice(daemon: DaemonProcess) -> None:
     """Each text has its own."""
     asked = completion(**SAID | {"temperature": 1}, prompt=["a", "b"], max_tokens=40, logprobs=1, n=2)
     whole = request(daemon.url, "POST", COMPLETIONS, asked).json()["choices"]
@@ -92,8 +92,8 @@ def test_offsets_go_on_in_each_prompt_and_choice(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["\U0001f642b", [69, 70], [0, 69, 70], "<|im_start|>a"], ids=str)
-def test_a_prompt_that_is_echoed_alone_is_counted_as_it_is_shown(daemon: DaemonProcess, prompt: Any) -> None:
-    """Special tokens are where the text has them, and nowhere else."""
+def test_an_echoed_prompt_s_offsets_match_the_shown_text(daemon: DaemonProcess, prompt: Any) -> None:
+    """Special tokens are counted where the text has them, and nowhere else."""
     (alone,) = choices(daemon, COMPLETIONS, completion(prompt=prompt, echo=True, max_tokens=0, logprobs=1))
     text, logprobs = alone["text"], alone["logprobs"]
     pieces = zip(logprobs["text_offset"], [*logprobs["text_offset"][1:], len(text)], logprobs["tokens"], strict=True)
@@ -101,8 +101,8 @@ def test_a_prompt_that_is_echoed_alone_is_counted_as_it_is_shown(daemon: DaemonP
         assert token.startswith("bytes:") or text[start:end] in (token, "")
 
 
-def test_long_answers_offsets_do_not_begin_again(daemon: DaemonProcess) -> None:
-    """Log-probabilities that are made piece by piece are of one text."""
+def test_a_long_answer_s_offsets_do_not_restart(daemon: DaemonProcess) -> None:
+    """Log-probabilities that are built piece by piece belong to one text."""
     asked = {"structured_outputs": {"regex": f"({TEXT}){{30}}"}, "temperature": 0, "max_tokens": 800}
     (whole,) = choices(daemon, COMPLETIONS, completion(**asked, logprobs=1))
     assert len(whole["logprobs"]["tokens"]) > 300
@@ -110,7 +110,7 @@ def test_long_answers_offsets_do_not_begin_again(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_bytes_of_a_responses_tokens_are_the_bytes_of_its_text(daemon: DaemonProcess, stream: bool) -> None:
+def test_a_response_s_token_bytes_add_up_to_its_text(daemon: DaemonProcess, stream: bool) -> None:
     """As in a chat."""
     asked = {"input": "x", "max_output_tokens": 40, "include": ["message.output_text.logprobs"], "top_logprobs": 5}
     answer = request(daemon.url, "POST", RESPONSES, asked | SAID | {"stream": stream})

@@ -1,4 +1,4 @@
-"""A machine with a GPU's memory, for tests: a library built from C with the calls of CUDA that melld makes for it."""
+"""A fake GPU's memory, for tests: a C library with the CUDA calls that melld makes for it."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent / "cuda.c"
 
 
 def build(directory: Path) -> Path:
-    """Build `libcuda.so.1` in the directory; whoever has loaded it finds it by this name alone."""
+    """Build `libcuda.so.1` in the directory; once loaded, it is found by this name alone."""
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
         pytest.skip("no C compiler to build the fake CUDA library with")

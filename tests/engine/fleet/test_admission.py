@@ -1,4 +1,4 @@
-"""What the fleet reads of a request when it admits it."""
+"""What the fleet reads from a request when it admits it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,8 @@ from tests.serve.offline_daemon import BLOCK_TOKENS, BLOCKS, OfflineDaemon
     [([1] * 20, None, 20), (None, torch.zeros(20, 8), 20), ([0] * 20, torch.zeros(20, 8), 20)],
     ids=["tokens", "embeddings", "both"],
 )
-async def test_a_prompt_of_tokens_or_of_embeddings_is_admitted(token_ids: Any, embeds: Any, tokens: int) -> None:
-    """With `enable_prompt_embeds` a client sends a tensor, and room is found for as many tokens as it has rows."""
+async def test_prompts_of_tokens_and_of_embeddings_are_admitted(token_ids: Any, embeds: Any, tokens: int) -> None:
+    """With `enable_prompt_embeds` a client sends a tensor, which needs room for one token per row."""
     daemon = OfflineDaemon()
     core_request = SimpleNamespace(
         request_id="a",
@@ -32,8 +32,8 @@ async def test_a_prompt_of_tokens_or_of_embeddings_is_admitted(token_ids: Any, e
     assert daemon.fleet.live[RequestId("a")].prompt_tokens == tokens
 
 
-async def test_a_text_may_fill_a_worker_if_nothing_is_made_of_it_but_a_vector() -> None:
-    """A context fitted to the memory holds no token that is never made; a prompt to be gone on from needs one more."""
+async def test_a_text_to_embed_may_fill_the_whole_context() -> None:
+    """Nothing is generated, so no room for a token is needed; a prompt to be continued needs one more."""
     daemon = OfflineDaemon()
     full = [1] * (BLOCKS * BLOCK_TOKENS)
     asked = {"prompt_token_ids": full, "prompt_embeds": None, "priority": 0, "cache_salt": None}

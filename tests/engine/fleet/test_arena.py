@@ -1,4 +1,4 @@
-"""The memory of a device that its workers share: found by them alone, and free when nobody uses it."""
+"""A device's memory that its workers share: private to them, and freed when unused."""
 
 import mmap
 import os
@@ -18,8 +18,8 @@ def arena() -> Iterator[Arena]:
     made.close()
 
 
-async def test_only_what_is_used_takes_memory_and_scrubbing_frees_it(arena: Arena) -> None:
-    """A device may have room for far more KV than is ever used, and what has ended leaves nothing of its tokens."""
+async def test_only_used_memory_is_backed_and_scrubbing_frees_it(arena: Arena) -> None:
+    """A device may have room for more KV than is ever used, and ended requests leave no tokens behind."""
     file = os.open(arena.spec().path, os.O_RDWR)
     assert arena.resident_bytes == 0
     with mmap.mmap(file, 4 * GRANULE_BYTES) as mapped:

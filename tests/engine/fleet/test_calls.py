@@ -1,4 +1,4 @@
-"""Calls of workers' engines and their answers: each caller hears of its own call, and of no other."""
+"""Calls to workers' engines: each caller gets the answer to its own call."""
 
 import asyncio
 from typing import Any
@@ -18,8 +18,8 @@ def ping(call: int) -> wire.LoadAdapter:
     return wire.LoadAdapter(call, None)
 
 
-async def test_answers_reach_those_who_asked_in_whatever_order() -> None:
-    """Two workers that are asked at once are not taken for each other."""
+async def test_answers_reach_their_callers_in_any_order() -> None:
+    """Two workers called at once are not mixed up."""
     told: asyncio.Queue[tuple[WorkerId, Any]] = asyncio.Queue()
     calls = Calls(lambda worker, message: told.put_nowait((worker, message)))
     asked = [asyncio.ensure_future(calls.ask(worker, ping, 10.0)) for worker in (W0, W1)]
@@ -28,8 +28,8 @@ async def test_answers_reach_those_who_asked_in_whatever_order() -> None:
     assert await asyncio.gather(*asked) == [W0, W1]
 
 
-async def test_a_late_answer_is_nothing() -> None:
-    """Whoever gave up has been told so already, and the next one waits for an answer of its own."""
+async def test_a_late_answer_is_ignored() -> None:
+    """The caller has given up, and the next one waits for its own answer."""
     told: list[Any] = []
     calls = Calls(lambda _worker, message: told.append(message))
     with pytest.raises(TimeoutError):
@@ -39,8 +39,8 @@ async def test_a_late_answer_is_nothing() -> None:
         await calls.ask(W0, ping, 0.0)
 
 
-async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
-    """An adapter is said to be loaded only where all have it."""
+async def test_one_failing_worker_fails_a_call_to_all() -> None:
+    """An adapter counts as loaded only where all have it."""
 
     def answer(worker: WorkerId, message: Any) -> None:
         error = "busy" if worker == W1 else None
@@ -52,8 +52,8 @@ async def test_one_worker_that_cannot_fails_the_call_of_all() -> None:
         await asyncio.gather(calls.begin(W0, ping), calls.begin(W1, ping))
 
 
-async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> None:
-    """Nobody waits for ever for a worker that is gone."""
+async def test_a_worker_that_ends_fails_only_its_own_calls() -> None:
+    """Nobody waits forever for a worker that is gone."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     calls = Calls(lambda _worker, message: told.put_nowait(message))
     without_deadline = calls.begin(W0, ping)
@@ -67,8 +67,8 @@ async def test_a_worker_that_ends_before_it_answers_fails_its_calls_alone() -> N
     assert await other == W1
 
 
-async def test_an_adapter_is_loaded_though_a_worker_ends_meanwhile() -> None:
-    """The next process loads it before its first request: a death in the start must not end the start."""
+async def test_an_adapter_loads_though_a_worker_ends_meanwhile() -> None:
+    """The next process loads it before its first request: a death during the start must not end the start."""
     fleet = OfflineDaemon().fleet
     loading = asyncio.ensure_future(fleet.load_adapter(None))
     await asyncio.sleep(0)

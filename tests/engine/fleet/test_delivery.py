@@ -1,4 +1,4 @@
-"""Requests on their way to a worker: from their beginning, from their tokens, or when it is their turn."""
+"""Requests on their way to a worker: new, resumed from tokens, or on probation."""
 
 from collections.abc import Sequence
 
@@ -33,8 +33,8 @@ class Wire:
             self.delivery.give(live, W0)
 
 
-def test_a_new_request_is_sent_as_it_came_and_another_with_its_tokens() -> None:
-    """What a client has seen is never computed a second time in another way."""
+def test_a_new_request_is_sent_unchanged_and_a_resumed_one_with_its_tokens() -> None:
+    """What a client has seen is never recomputed differently."""
     both = Wire()
     both.live[B].log([7, 8])
     both.live[A].cause, both.live[B].cause = EventId(5), EventId(6)
@@ -45,8 +45,8 @@ def test_a_new_request_is_sent_as_it_came_and_another_with_its_tokens() -> None:
     assert (known[0], msgspec.msgpack.decode(known[1])) == (b"asked", [7, 8])
 
 
-def test_one_that_has_left_a_worker_counts_as_taken_when_the_next_one_says_so() -> None:
-    """A worker that dies before it has read a request has not died of it."""
+def test_a_departed_request_counts_as_received_once_the_next_worker_says_so() -> None:
+    """A worker that dies before reading a request did not die of it."""
     both = Wire()
     live = both.live[A]
     live.lose_worker(is_suspect=False)
@@ -57,8 +57,8 @@ def test_one_that_has_left_a_worker_counts_as_taken_when_the_next_one_says_so() 
     assert live.taken
 
 
-def test_of_those_that_were_there_when_a_worker_died_one_goes_on_at_a_time() -> None:
-    """The one that kills the next worker too is known, and the others are given on."""
+def test_survivors_of_a_worker_s_death_are_retried_one_at_a_time() -> None:
+    """So the one that kills the next worker is identified, and the others are moved on."""
     both = Wire()
     for live in both.live.values():
         live.taken = True

@@ -1,4 +1,4 @@
-"""Granules that go to workers and come back: each answer reaches somebody, and nothing is free while it is read."""
+"""Granules lent to workers and returned: each answer reaches its owner, and nothing is free while it is read."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
 
 
 class Owner:
-    """Whoever lends: what it hears."""
+    """The lender: records what it hears."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -37,7 +37,7 @@ def returned(take: int, *granules: int) -> wire.GranulesReturned:
 
 
 async def test_each_take_gets_its_own_answer() -> None:
-    """Two takes from one worker are not mixed up, and say on which event they were made."""
+    """Two takes from one worker are not mixed up, and name the event that made them."""
     told, owner = asyncio.Queue[Any](), Owner()
     lending = Lending(lambda worker, message: told.put_nowait((worker, message)), owner)
     takes = [asyncio.ensure_future(lending.take(W0, count, 1.0, EventId(7))) for count in (1, 2)]
@@ -54,8 +54,8 @@ async def test_each_take_gets_its_own_answer() -> None:
     assert owner.heard == [(W0, (5, 6)), (W0, (4,))]
 
 
-async def test_what_a_worker_gave_back_is_known_before_its_end() -> None:
-    """Else it would be freed once more with what the worker still had, when it is another's already."""
+async def test_returned_granules_are_known_before_the_worker_s_end() -> None:
+    """Else they would be freed again with the rest, when they are another's already."""
     owner = Owner()
     lending = Lending(lambda _worker, _message: None, owner)
     take = asyncio.ensure_future(lending.take(W0, 1, 1.0))
@@ -66,7 +66,7 @@ async def test_what_a_worker_gave_back_is_known_before_its_end() -> None:
     await take
 
 
-async def test_an_answer_that_comes_too_late_still_gives_its_granules_back() -> None:
+async def test_a_late_answer_still_returns_its_granules() -> None:
     """No granule is lost because the worker was slow."""
     owner = Owner()
     lending = Lending(lambda _worker, _message: None, owner)
@@ -76,8 +76,8 @@ async def test_an_answer_that_comes_too_late_still_gives_its_granules_back() -> 
     assert owner.heard == [(W0, (3,))]
 
 
-async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
-    """Whoever waits for granules of a dead worker looks elsewhere at once."""
+async def test_a_worker_that_ends_fails_only_its_own_takes() -> None:
+    """Whoever waits for a dead worker's granules looks elsewhere at once."""
     lending = Lending(lambda _worker, _message: None)
     lost, other = (asyncio.ensure_future(lending.take(worker, 1, 10.0)) for worker in (W0, W1))
     await asyncio.sleep(0)
@@ -88,8 +88,8 @@ async def test_a_worker_that_ends_fails_its_takes_alone() -> None:
     await other
 
 
-def test_a_dead_workers_memory_is_free_once_all_siblings_have_stopped_reading_it() -> None:
-    """Another model's zeros or tokens must not end up in a request that was moving away when its worker died."""
+def test_a_dead_worker_s_memory_is_freed_once_no_sibling_reads_it() -> None:
+    """Another model's data must not end up in a request that was moving away when its worker died."""
     owner = Owner()
     lending = Lending(lambda _worker, _message: None, owner)
     lending.worker_ended(W0, [W1, W2])

@@ -1,4 +1,4 @@
-"""A worker's life: the table, its drawing, who may have it leave, and when a dead one is tried again."""
+"""A worker's life cycle: the table, its drawing, who may stop it, and when a dead one is restarted."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def life_in(state: State) -> WorkerLife:
 
 
 def lived(*happened: Event, state: State = State.STOPPED) -> list[str]:
-    """The states that a worker goes through."""
+    """Return the states that a worker goes through."""
     life, seen = life_in(state), []
     for event in happened:
         life.take(event)
@@ -40,20 +40,20 @@ def lived(*happened: Event, state: State = State.STOPPED) -> list[str]:
     return seen
 
 
-def test_a_worker_goes_to_rest_and_comes_back() -> None:
+def test_a_worker_goes_to_sleep_and_comes_back() -> None:
     """The whole round, step by step."""
     happened = (Event.WAKE, Event.IS_READY, Event.SLEEP, Event.WAKE, Event.STOP, Event.ENDED, Event.WAKE)
     assert lived(*happened) == ["starting", "ready", "asleep", "ready", "stopping", "stopped", "starting"]
 
 
-def test_a_worker_dozes_and_wakes_without_another_process() -> None:
-    """What it does while it waits is no start, and nobody counts it as one."""
+def test_a_worker_dozes_and_wakes_in_the_same_process() -> None:
+    """Waking is not a start, and is not counted as one."""
     happened = (Event.DOZE, Event.HAS_DOZED, Event.WAKE, Event.IS_READY)
     assert lived(*happened, state=State.READY) == ["stopping", "dozing", "starting", "ready"]
 
 
-def test_an_arrival_turns_a_worker_round_that_is_ending() -> None:
-    """It is wanted again before it is gone: the old process ends, and a new one is started in the same breath."""
+def test_an_arrival_revives_a_stopping_worker() -> None:
+    """It is wanted again before it is gone: the old process ends, and a new one starts in the same step."""
     life = life_in(State.STOPPING)
     assert [life.take(event) for event in (Event.WAKE, Event.ENDED)] == [Do.BEGIN, Do.BEGIN]
     assert life.state is State.STARTING
@@ -61,8 +61,8 @@ def test_an_arrival_turns_a_worker_round_that_is_ending() -> None:
 
 @pytest.mark.parametrize("state", [*State])
 @pytest.mark.parametrize("event", [*Event])
-def test_what_the_table_does_not_have_changes_nothing(state: State, event: Event) -> None:
-    """An impossible fact is a bug that is seen at once; a wish that comes too late is none."""
+def test_an_event_without_a_transition_changes_nothing(state: State, event: Event) -> None:
+    """An impossible event is a bug that shows at once; a late request is none."""
     life = life_in(state)
     if (state, event) in TRANSITIONS:
         return
@@ -74,13 +74,13 @@ def test_what_the_table_does_not_have_changes_nothing(state: State, event: Event
     assert life.state is state
 
 
-def test_whatever_has_a_process_may_die() -> None:
-    """Nothing that the kernel does is a surprise; one without a process may lose its machine."""
+def test_any_worker_with_a_process_may_die() -> None:
+    """No action of the kernel is a surprise; one without a process may lose its machine."""
     assert {state for state, event in TRANSITIONS if event is Event.DIED} == {*State} - {State.FAILED}
 
 
-def test_only_an_operator_starts_what_was_given_up() -> None:
-    """Five failed starts end the trying, and his start begins it again."""
+def test_only_an_operator_restarts_a_worker_that_was_given_up() -> None:
+    """Five failed starts end the retries, and an operator's start begins them again."""
     life = life_in(State.FAILED)
     assert (life.may(Event.RETRY), life.may(Event.WAKE)) == (True, False)
     life.failed_starts = MAX_FAILED_STARTS
@@ -91,8 +91,8 @@ def test_only_an_operator_starts_what_was_given_up() -> None:
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.STOPPING, State.DOZING, State.FAILED])
 @pytest.mark.parametrize("kept", [*Who, "obstacle"])
-def test_nobody_starts_a_worker_that_is_kept_out(state: State, kept: Who | str) -> None:
-    """Guards stand in the table: no caller has to remember them."""
+def test_a_worker_that_is_kept_out_cannot_be_started(state: State, kept: Who | str) -> None:
+    """The guard is in the table: no caller has to remember it."""
     life = life_in(state)
     event = Event.RETRY if state is State.FAILED else Event.WAKE
     assert life.may(event)
@@ -104,8 +104,8 @@ def test_nobody_starts_a_worker_that_is_kept_out(state: State, kept: Who | str) 
     assert life.state is state
 
 
-def test_the_strictest_wish_counts() -> None:
-    """An operator's resume does not fill what the Landlord empties, nor the other way round."""
+def test_the_strictest_intent_wins() -> None:
+    """An operator's resume does not undo the Landlord's emptying, nor the other way round."""
     life = life_in(State.READY)
     life.wish(Who.LANDLORD, Intent.DRAINING)
     life.wish(Who.OPERATOR, Intent.OUT)
@@ -114,8 +114,8 @@ def test_the_strictest_wish_counts() -> None:
     assert (life.intent, life.wished_by(Who.LANDLORD)) == (Intent.DRAINING, Intent.DRAINING)
 
 
-def test_each_death_doubles_the_wait_up_to_a_minute_and_forgiving_ends_it() -> None:
-    """A worker that crashes at once must not keep the machine busy with its starts."""
+def test_each_death_doubles_the_back_off_up_to_a_minute() -> None:
+    """A worker that crashes at once must not keep the machine busy with restarts; forgiveness resets it."""
     life, waited_s = life_in(State.READY), []
     for _ in range(9):
         life.state = State.READY
@@ -127,16 +127,16 @@ def test_each_death_doubles_the_wait_up_to_a_minute_and_forgiving_ends_it() -> N
     assert (life.back_off_s, life.setbacks) == (1.0, 0)
 
 
-def test_a_worker_that_dies_for_days_is_still_started_once_a_minute() -> None:
-    """Two thousand deaths are no number too large to work out the next rest from."""
+def test_a_worker_that_dies_for_days_is_retried_every_minute() -> None:
+    """Two thousand deaths must not overflow the next back-off."""
     life = life_in(State.READY)
     life.setbacks = 2000
     life.take(Event.DIED)
     assert life.back_off_s == 60.0
 
 
-def test_only_deaths_while_loading_in_a_row_give_a_worker_up() -> None:
-    """One good start shows that the model loads: what killed it later may pass."""
+def test_only_consecutive_deaths_while_loading_give_a_worker_up() -> None:
+    """One good start shows that the model loads: a later death may be transient."""
     life = life_in(State.STARTING)
     for state in [State.STARTING] * (MAX_FAILED_STARTS - 1) + [State.READY] + [State.STARTING] * MAX_FAILED_STARTS:
         assert not life.given_up
@@ -147,8 +147,8 @@ def test_only_deaths_while_loading_in_a_row_give_a_worker_up() -> None:
 
 
 @given(st.lists(st.sampled_from([*Event])))
-def test_whatever_happens_a_process_is_there_when_the_state_says_so(happened: list[Event]) -> None:
-    """What the table has done for a worker's process leaves one where it serves, and none where it has stopped."""
+def test_a_process_exists_exactly_when_the_state_says_so(happened: list[Event]) -> None:
+    """The table's actions leave one where the worker serves, and none where it has stopped."""
     life, processes = life_in(State.STOPPED), 0
     for event in happened:
         try:
@@ -165,7 +165,7 @@ def test_whatever_happens_a_process_is_there_when_the_state_says_so(happened: li
 
 
 def drawing() -> str:
-    """The table as a diagram."""
+    """Return the table as a diagram."""
     rows = [
         f"    {state} --> {step.after}: {event}" + (f" [{step.guard}]" if step.guard is not Guard.NONE else "")
         for (state, event), step in TRANSITIONS.items()
@@ -173,6 +173,6 @@ def drawing() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", *rows, "```"])
 
 
-def test_the_drawing_in_the_documents_is_the_table() -> None:
-    """A reader of the document never learns of a step that there is not."""
+def test_the_documented_drawing_matches_the_table() -> None:
+    """The document never shows a transition that does not exist."""
     assert drawing() in DOCUMENT.read_text(), f"put this into {DOCUMENT.name}:\n{drawing()}"

@@ -1,4 +1,4 @@
-"""Loans on the daemon below its API: devices are lent and given back under requests, which all come to their end."""
+"""Loans on the daemon below its API: devices are lent and returned under load, and all requests complete."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -23,7 +23,7 @@ FIRST = msgspec.structs.replace(ASKED, devices=("cpu:0",))
 
 
 def on_a_daemon(workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, Any, None]]) -> None:
-    """The story, then every request comes to its end, and every record agrees."""
+    """Play the story, then let every request complete and check all records."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers).start()
@@ -35,7 +35,7 @@ def on_a_daemon(workers: int, story: Callable[[VirtualDaemon], Coroutine[Any, An
 
 
 def test_requests_move_away_and_their_stories_name_the_program() -> None:
-    """No stream is cut for a loan, and who asks why a request moved is told for whom."""
+    """No stream is cut for a loan, and the story says for whom a request moved."""
 
     async def story(daemon: VirtualDaemon) -> None:
         requests = [daemon.admit(1, 12) for _ in range(2)]
@@ -54,8 +54,8 @@ def test_requests_move_away_and_their_stories_name_the_program() -> None:
 
 
 @pytest.mark.parametrize("patience", [0, 1, 2, 20])
-def test_whenever_the_borrower_goes_its_worker_is_back(patience: int) -> None:
-    """It may be killed before it had the device, as it gets it, or after."""
+def test_a_worker_returns_whenever_its_borrower_leaves(patience: int) -> None:
+    """The borrower may be killed before, while or after it gets the device."""
 
     async def story(daemon: VirtualDaemon) -> None:
         daemon.admit(1, 12)
@@ -74,7 +74,7 @@ def test_whenever_the_borrower_goes_its_worker_is_back(patience: int) -> None:
     on_a_daemon(2, story)
 
 
-def test_only_the_borrower_gives_a_lent_device_back() -> None:
+def test_only_the_borrower_returns_a_lent_device() -> None:
     """An operator's slip would put a worker on a device that another program fills."""
 
     async def story(daemon: VirtualDaemon) -> None:
@@ -95,8 +95,8 @@ def test_only_the_borrower_gives_a_lent_device_back() -> None:
     on_a_daemon(2, story)
 
 
-def test_loans_wait_in_line_or_are_refused_at_once() -> None:
-    """The first that waits is the first to get a device, and a later one does not snatch it."""
+def test_loans_queue_in_order_or_are_refused_at_once() -> None:
+    """The first in the queue gets the first device, and a later one cannot snatch it."""
 
     async def story(daemon: VirtualDaemon) -> None:
         first = Borrower(daemon)
@@ -119,8 +119,8 @@ def test_loans_wait_in_line_or_are_refused_at_once() -> None:
     on_a_daemon(2, story)
 
 
-def test_the_last_worker_is_lent_on_demand_and_requests_wait_for_it() -> None:
-    """`--all`: what runs there ends, what comes later waits, and is served once the device is back."""
+def test_the_last_worker_is_lent_on_demand_and_requests_wait() -> None:
+    """`--all`: running requests complete, later ones wait and are served once the device is back."""
 
     async def story(daemon: VirtualDaemon) -> None:
         refused = Borrower(daemon, msgspec.structs.replace(ASKED, count=2))
@@ -138,8 +138,8 @@ def test_the_last_worker_is_lent_on_demand_and_requests_wait_for_it() -> None:
     on_a_daemon(2, story)
 
 
-def test_a_new_daemon_hears_what_is_held_before_its_workers_are_there() -> None:
-    """The program that outlived the last daemon keeps its device, even all of them: no worker starts there."""
+def test_a_new_daemon_learns_of_loans_before_starting_workers() -> None:
+    """The program that outlived the last daemon keeps its devices, even all of them: no worker starts there."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = VirtualDaemon(loop, 2)

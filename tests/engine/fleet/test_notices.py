@@ -1,4 +1,4 @@
-"""The scheduler hears of a change as a whole."""
+"""The scheduler sees a change as one whole."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from melld.scheduler.events import AnyEvent, EpochStarted, WorkerDown
 FIRST, SECOND = WorkerDown(1.0, worker=WorkerId("w0")), EpochStarted(2.0)
 
 
-def test_the_events_of_a_change_are_told_at_its_end_in_their_order() -> None:
+def test_the_events_of_a_change_are_delivered_at_its_end_in_order() -> None:
     """A request would be placed on a worker that the rest of the change takes away."""
     told: list[AnyEvent] = []
     notices = Notices(told.append)
@@ -20,8 +20,8 @@ def test_the_events_of_a_change_are_told_at_its_end_in_their_order() -> None:
     assert told == [FIRST, SECOND]
 
 
-def test_a_change_that_fails_keeps_back_nothing() -> None:
-    """What has happened has happened: an event that were lost would leave the scheduler with another world for good."""
+def test_a_failed_change_still_delivers_its_events() -> None:
+    """They happened: losing one would leave the scheduler with a wrong view for good."""
     told: list[AnyEvent] = []
     notices = Notices(told.append)
 
@@ -37,7 +37,7 @@ def test_a_change_that_fails_keeps_back_nothing() -> None:
 
 
 def test_workers_lost_in_one_change_are_one_loss() -> None:
-    """Told one after the other, the first one's requests would be placed on the second."""
+    """Reported one by one, the first one's requests would be placed on the second."""
     told: list[AnyEvent] = []
     notices = Notices(told.append)
     with notices.at_once():

@@ -1,4 +1,4 @@
-"""Reports of a worker that come twice, too late, or not at all: no token is told twice, none is left out unnoticed."""
+"""Reports that come twice, late, or not at all: no token is delivered twice, and gaps are noticed."""
 
 from collections.abc import Sequence
 
@@ -30,14 +30,14 @@ def facts() -> WorkerFacts:
 
 @given(st.lists(st.integers(1, 12), max_size=40))
 def test_each_report_is_taken_once_and_in_order(numbers: list[int]) -> None:
-    """However the reports are shuffled, what has been taken is 1, 2, 3, ... without a gap."""
+    """However the reports are shuffled, those taken are 1, 2, 3, ... without a gap."""
     worker = facts()
     taken = [number for number in numbers if worker.turn(number) is Turn.NEXT]
     assert taken == list(range(1, len(taken) + 1))
 
 
-def test_a_missing_report_is_noticed_and_one_that_comes_twice_is_stale() -> None:
-    """The one is a broken worker, the other is nothing."""
+def test_a_missing_report_is_noticed_and_a_duplicate_ignored() -> None:
+    """The one means a broken worker, the other nothing."""
     worker = facts()
     turns = [worker.turn(number) for number in (1, 1, 3, 2, 1)]
     assert turns == [Turn.NEXT, Turn.STALE, Turn.GAP, Turn.NEXT, Turn.STALE]
@@ -68,7 +68,7 @@ class Outputs(msgspec.Struct):
 
 
 class PlainCodec:
-    """An encoding of its own: the fleet reads none."""
+    """Its own encoding: the fleet reads none."""
 
     def encode_request(self, core_request: Asked) -> bytes:
         return msgspec.msgpack.encode(core_request)
@@ -100,7 +100,7 @@ class Listener:
 
 
 def alone() -> Fleet:
-    """A fleet without a driver."""
+    """Return a fleet without a driver."""
     listener = Listener()
     fleet = Fleet([SLOT], VirtualHost(), PlainCodec(), lambda: listener, lambda: 0.0)
     listener.executor = Executor(fleet, lambda: 0.0, MoveMeters(CollectorRegistry()))
@@ -113,8 +113,8 @@ def said(fleet: Fleet, step: int, token: int) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [1, 3], ids=["repeated", "with one missing before it"])
-def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None:
-    """The log of a request, from which it would go on elsewhere, has each of its tokens once."""
+def test_tokens_of_an_out_of_order_report_are_not_delivered(spoilt: int) -> None:
+    """A request's log, from which it would resume elsewhere, has each token once."""
     fleet = alone()
     fleet.worker_said(SLOT, READY, [])
     fleet.admit(Asked())
@@ -124,15 +124,15 @@ def test_tokens_of_a_report_out_of_turn_are_not_the_clients(spoilt: int) -> None
     assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
 
 
-def test_a_report_of_a_worker_that_was_stopped_as_it_became_ready_is_nothing() -> None:
-    """Its first one is on its way when it is told to end, and would fall over what was never noted."""
+def test_a_report_of_a_worker_stopped_while_becoming_ready_is_ignored() -> None:
+    """Its first report crosses the stop command, and refers to what was never recorded."""
     fleet = alone()
     said(fleet, 1, 7)
     assert not fleet.workers
 
 
-def test_a_rejection_that_comes_too_late_fails_nobody() -> None:
-    """The request gave up its worker before that could say so, and goes on where it has been placed since."""
+def test_a_late_rejection_fails_nobody() -> None:
+    """The request has left that worker, and goes on where it has been placed since."""
     fleet, request = alone(), RequestId("r")
     fleet.worker_said(SLOT, READY, [])
     fleet.admit(Asked())
@@ -144,8 +144,8 @@ def test_a_rejection_that_comes_too_late_fails_nobody() -> None:
         assert list(fleet.live) == left
 
 
-def test_an_input_that_fits_no_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was sent it would take the wire to be out of step and end, and so would the next."""
+def test_an_input_too_large_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker would take the wire for out of step and exit, and so would the next."""
     assert requests.MAX_REQUEST_BYTES <= MAX_FRAME_BYTES // 2
     monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 1000)
     fleet = alone()

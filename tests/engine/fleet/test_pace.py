@@ -1,4 +1,4 @@
-"""The limit of a worker whose steps are slow: the rule alone."""
+"""The slot limit of a slow worker: the rule alone."""
 
 import pytest
 from hypothesis import given
@@ -8,24 +8,24 @@ from melld.engine.fleet.paces import ROOM, STEPS, Pace
 
 
 def run(pace: Pace, seconds_per_request: float, offered: int, steps: int) -> int:
-    """Return the limit after that many steps of a worker with as many of the offered requests as it allows."""
+    """Return the limit after that many steps of a worker that runs as many offered requests as allowed."""
     for _ in range(steps):
         running = min(offered, pace.slots)
         pace.stepped(seconds_per_request * running, running)
     return pace.slots
 
 
-def test_a_worker_that_is_fast_enough_is_not_limited() -> None:
+def test_a_fast_worker_is_not_limited() -> None:
     """Without a reason nothing changes."""
     assert run(Pace(0.1, 64), 0.001, 50, 1000) == 64
 
 
-def test_a_slow_worker_is_given_no_more_than_it_can_do_in_time() -> None:
+def test_a_slow_worker_gets_no_more_than_it_can_do_in_time() -> None:
     """A hundred milliseconds at ten a request: ten requests, and not one more."""
     assert 5 <= run(Pace(0.1, 64), 0.01, 64, 20 * STEPS) <= 10
 
 
-def test_the_limit_is_lifted_when_the_steps_are_fast_again() -> None:
+def test_the_limit_is_lifted_when_steps_are_fast_again() -> None:
     """A temporary load does not halve a worker permanently."""
     pace = Pace(0.1, 64)
     run(pace, 0.01, 64, 20 * STEPS)
@@ -45,8 +45,8 @@ def test_one_slow_step_changes_nothing() -> None:
     most=st.integers(1, 300),
     steps=st.lists(st.tuples(st.floats(1e-5, 10.0), st.integers(0, 300)), max_size=300),
 )
-def test_the_limit_is_always_possible(target_s: float, most: int, steps: list[tuple[float, int]]) -> None:
-    """The limit is never zero, or requests would wait indefinitely, and never more than vLLM's."""
+def test_the_limit_is_between_one_and_vllm_s(target_s: float, most: int, steps: list[tuple[float, int]]) -> None:
+    """At zero requests would wait indefinitely."""
     pace = Pace(target_s, most)
     for step_s, running in steps:
         assert 1 <= pace.stepped(step_s, min(running, most)) <= most
@@ -76,8 +76,8 @@ TARGET_S = 0.1
         (64, 0.5 * TARGET_S, 3, 64),
     ],
 )
-def test_the_limit_follows_the_middle_of_the_last_steps(limit: int, step_s: float, running: int, then: int) -> None:
-    """All with the present limit: a change is judged by what came after it."""
+def test_the_limit_follows_the_median_of_recent_steps(limit: int, step_s: float, running: int, then: int) -> None:
+    """Only of those under the current limit: a change is judged by what came after it."""
     pace = Pace(TARGET_S, 64)
     pace.slots = limit
     for _ in range(STEPS - 1):

@@ -1,4 +1,4 @@
-"""What the scheduler is told of the workers' steps."""
+"""What the scheduler hears about the workers' steps."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def step(step_s: float, decodes: int = 0, prompt_tokens: int = 0) -> StepDone:
     return StepDone(1, step_s, blocks, leases={}, gone=[], decodes=decodes, prompt_tokens=prompt_tokens)
 
 
-def test_steps_without_prompts_are_told_by_their_means() -> None:
-    """Seconds, requests and the bytes that they read belong together."""
+def test_steps_without_prompts_are_reported_as_means() -> None:
+    """Seconds, requests and bytes read belong together."""
     meter = PaceMeter()
     meter.stepped(step(0.010, decodes=1), 100, None, 1)
     meter.stepped(step(0.020, decodes=3), 300, None, 0)
@@ -24,7 +24,7 @@ def test_steps_without_prompts_are_told_by_their_means() -> None:
     assert meter.take() is None
 
 
-def test_a_prompt_is_told_once_it_has_ended_without_what_the_decodes_took() -> None:
+def test_a_finished_prompt_s_cost_excludes_the_decodes() -> None:
     """Two chunks of a prompt, one of them beside two requests."""
     meter = PaceMeter()
     meter.stepped(step(0.110, prompt_tokens=1000), 100, COSTS, 0)
@@ -34,7 +34,7 @@ def test_a_prompt_is_told_once_it_has_ended_without_what_the_decodes_took() -> N
     assert meter.take() is None
 
 
-def test_a_step_of_unknown_costs_tells_nothing_of_its_prompt() -> None:
+def test_a_step_of_unknown_cost_reports_nothing_of_its_prompt() -> None:
     """A guess would be learned as a fact."""
     meter = PaceMeter()
     meter.stepped(step(0.112, decodes=2, prompt_tokens=1000), 100, None, 1)

@@ -1,4 +1,4 @@
-"""A worker's place: its state as others see it, what the scheduler hears of it, and the requests that wait for it."""
+"""A worker's place: its visible state, what the scheduler hears of it, and the requests that wait for it."""
 
 import pytest
 
@@ -19,8 +19,8 @@ def place_in(state: State) -> Place:
     return place
 
 
-def test_a_worker_is_announced_once_however_often_it_stops_and_wakes() -> None:
-    """The scheduler keeps what it knows of a worker that sleeps, and hears only how long it takes to wake."""
+def test_a_worker_is_announced_once_however_often_it_sleeps() -> None:
+    """The scheduler keeps its records of a sleeping worker, and hears only how long waking takes."""
     place = place_in(State.READY)
     place.wake_s = 2.5
     assert place.announce(OFFER, 1.0) == [e.WorkerUp(1.0, "w0", 1000, 4, block_bytes=100)]
@@ -41,16 +41,16 @@ def test_a_worker_that_wakes_with_less_memory_says_so() -> None:
     ]
 
 
-def test_requests_are_held_in_their_order_until_the_worker_is_there() -> None:
-    """First come, first served, also through a wake."""
+def test_requests_wait_in_order_until_the_worker_is_ready() -> None:
+    """First come, first served, even through a wake."""
     place = place_in(State.STARTING)
     place.held += ["r1", "r2"]
     assert place.take_held() == ["r1", "r2"]
     assert place.take_held() == []
 
 
-def test_a_worker_that_does_not_wake_is_taken_from_the_scheduler_with_what_it_held() -> None:
-    """Its requests are placed anew, elsewhere, and are nobody's twice."""
+def test_a_worker_that_fails_to_wake_is_withdrawn_with_its_requests() -> None:
+    """They are placed elsewhere, once."""
     place = place_in(State.STARTING)
     place.announce(OFFER, 1.0)
     place.rest(2.0)
@@ -61,8 +61,8 @@ def test_a_worker_that_does_not_wake_is_taken_from_the_scheduler_with_what_it_he
     assert place.announce(OFFER, 5.0) == [e.WorkerUp(5.0, "w0", 1000, 4, block_bytes=100)]
 
 
-def test_a_limit_of_slots_is_told_when_it_changes() -> None:
-    """The scheduler hears of a slow worker once, not at every step."""
+def test_the_slot_limit_is_reported_only_when_it_changes() -> None:
+    """Once, not at every step."""
     place = place_in(State.READY)
     assert place.limit(2, 0.0) == []
     place.announce(OFFER, 1.0)
@@ -71,8 +71,8 @@ def test_a_limit_of_slots_is_told_when_it_changes() -> None:
     assert place.limit(2, 4.0) == []
 
 
-def test_a_new_place_has_nothing_behind_it() -> None:
-    """A worker that never died waits for nothing, and the scheduler does not know it before its first token."""
+def test_a_new_place_has_no_history() -> None:
+    """A worker that never died has no back-off, and the scheduler does not know it before its first token."""
     place = Place(place_in(State.READY).slot)
     assert (place.state, place.process, place.offer, place.held) == (WorkerState.STOPPED, None, None, [])
     assert (place.life.restarts, place.life.failed_starts, place.life.setbacks, place.wake_s) == (0, 0, 0, 0.0)
@@ -80,8 +80,8 @@ def test_a_new_place_has_nothing_behind_it() -> None:
 
 
 @pytest.mark.parametrize("state", [*State])
-def test_a_state_is_shown_as_what_it_means_to_others(state: State) -> None:
-    """Whether a start is waited for, and whether a dead worker waits for somebody else, is said in a word."""
+def test_a_state_is_shown_by_what_it_means_to_others(state: State) -> None:
+    """One word says whether a start is awaited, and whether a dead worker waits for somebody else."""
     place = place_in(state)
     assert place.state == state
     place.offer = OFFER
@@ -90,7 +90,7 @@ def test_a_state_is_shown_as_what_it_means_to_others(state: State) -> None:
     assert (place.state is WorkerState.WAITING) == (state is State.FAILED)
 
 
-def test_capacity_is_told_when_it_changes() -> None:
+def test_capacity_is_reported_when_it_changes() -> None:
     """A neighbour's memory on the device counts at once, and once."""
     place = place_in(State.READY)
     place.announce(OFFER, 1.0)
@@ -100,8 +100,8 @@ def test_capacity_is_told_when_it_changes() -> None:
     assert place.offer == Offer(capacity_bytes=900, slots=4, block_bytes=100)
 
 
-def test_a_later_offer_replaces_the_first_and_says_whether_the_worker_is_trusted() -> None:
-    """What a restarted process offers counts, and not what its predecessor did."""
+def test_a_later_offer_replaces_the_first_and_states_trust() -> None:
+    """What a restarted process offers counts, and not its predecessor's offer."""
     place = place_in(State.READY)
     shaky = Offer(capacity_bytes=1000, slots=4, block_bytes=100, steady=False)
     assert place.announce(shaky, 1.0) == [e.WorkerUp(1.0, "w0", 1000, 4, block_bytes=100, steady=False)]
@@ -109,7 +109,7 @@ def test_a_later_offer_replaces_the_first_and_says_whether_the_worker_is_trusted
     assert place.offer == OFFER
 
 
-def test_a_worker_that_left_while_it_was_cold_is_warm_when_it_is_back() -> None:
+def test_a_worker_that_left_while_cold_is_warm_on_return() -> None:
     """Else the scheduler would never hear again that it must wake."""
     place = place_in(State.STARTING)
     place.announce(OFFER, 1.0)

@@ -1,4 +1,4 @@
-"""What of a worker's report becomes a client's, and what is dropped."""
+"""Which parts of a worker's report reach a client, and which are dropped."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ BLOCKS = wire.BlockReport(1, 8, 0, {})
 
 
 class Desk:
-    """The reports of two workers about one request, which is the first one's."""
+    """Reports of two workers about one request, which belongs to the first."""
 
     def __init__(self, itl_target_s: float | None = None) -> None:
         self.live = Live(request=R, core_request=b"", prompt_tokens=3, priority=0, arrived_s=0.0, worker=W0)
@@ -43,7 +43,7 @@ def tokens(*token_ids: int, finish: str | None = None) -> Outputs:
     return Outputs([Output(R, list(token_ids), finish)])
 
 
-def test_only_the_owner_with_the_lease_of_now_is_heard() -> None:
+def test_only_the_owner_with_the_current_lease_is_heard() -> None:
     """Two workers may hold a request for a moment: its client hears of one."""
     desk = Desk()
     desk.say(W0, tokens(7))
@@ -57,8 +57,8 @@ def test_only_the_owner_with_the_lease_of_now_is_heard() -> None:
     assert [desk.reports.workers[worker].tokens for worker in (W0, W1)] == [1, 1]
 
 
-def test_the_first_output_after_a_move_tells_the_gap_once() -> None:
-    """What a move cost its client is measured where the client's tokens pass."""
+def test_the_first_output_after_a_move_reports_the_gap_once() -> None:
+    """The cost of a move to its client is measured where the client's tokens pass."""
     desk = Desk()
     desk.say(W0, tokens(7), now_s=1.0)
     desk.live.hand_over(W1, 1)
@@ -67,22 +67,22 @@ def test_the_first_output_after_a_move_tells_the_gap_once() -> None:
 
 
 def test_a_move_before_the_first_token_makes_no_gap() -> None:
-    """Its client waited for a prompt; an operator who judges moves by their gaps must not take that for one."""
+    """Its client waited for a prompt; that must not count as a move's gap."""
     desk = Desk()
     desk.live.hand_over(W1, 1)
     gaps = [desk.say(W1, tokens(token), lease=1, now_s=9.0).gaps_s for token in (7, 8)]
     assert gaps == [{R: None}, {}]
 
 
-def test_the_last_output_is_told() -> None:
+def test_the_last_output_is_reported() -> None:
     """Its room is free from then on."""
     desk = Desk()
     assert desk.say(W0, tokens(7)).finished == []
     assert desk.say(W0, tokens(8, finish="length")).finished == [R]
 
 
-def test_when_an_answer_began_and_what_the_steps_took_is_told() -> None:
-    """The scheduler judges its promises by it."""
+def test_time_to_first_token_and_step_times_are_reported() -> None:
+    """The scheduler judges its promises by them."""
     desk = Desk()
     desk.say(W0, tokens(7), now_s=3.0)
     desk.say(W0, tokens(8), now_s=4.0)
@@ -92,7 +92,7 @@ def test_when_an_answer_began_and_what_the_steps_took_is_told() -> None:
     assert desk.reports.take_paces() == {}
 
 
-def test_a_worker_slower_than_the_target_is_to_run_fewer() -> None:
+def test_a_worker_slower_than_the_target_gets_fewer_slots() -> None:
     """A full batch must not make everybody's tokens late; without a target nobody is limited."""
     desk = Desk(itl_target_s=0.05)
     both = Outputs([Output(R, [1]), Output("another", [1])])
@@ -104,7 +104,7 @@ def test_a_worker_slower_than_the_target_is_to_run_fewer() -> None:
     assert at_ease.limits == []
 
 
-def test_a_step_that_prompts_fill_to_the_target_costs_no_slot() -> None:
+def test_a_step_filled_up_with_prompts_costs_no_slot() -> None:
     """A worker is full when decoding alone is too slow: prompts only get the time that it leaves."""
     desk = Desk(itl_target_s=0.05)
     for number in range(4 * STEPS):
@@ -124,7 +124,7 @@ def test_a_step_that_prompts_fill_to_the_target_costs_no_slot() -> None:
     assert pace.prefill_s == pytest.approx(0.0002 * pace.prompt_tokens, rel=0.1)
 
 
-def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
+def test_a_worker_s_blocks_are_known_from_start_to_end() -> None:
     """Requests leave without output too; what an earlier process held is nobody's."""
     desk = Desk()
     ledger = desk.reports._ledger
@@ -141,7 +141,7 @@ def test_a_worker_s_blocks_are_known_from_its_start_to_its_end() -> None:
     assert ledger.worker(W1) is not None
 
 
-def test_the_size_of_tokens_is_known_once_a_worker_is_ready() -> None:
+def test_the_token_size_is_known_once_a_worker_is_ready() -> None:
     """In whole blocks; before that nothing is known of the model."""
     reports = Reports({}, Ledger(), lambda *_: None)
     assert reports.kv_bytes(17) == 0

@@ -1,4 +1,4 @@
-"""A request's lease, and the deaths that it was there at."""
+"""A request's lease, and the deaths that it was present at."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +14,8 @@ def live() -> Live:
 
 
 @given(st.lists(st.sampled_from(["hand over", "called off", "lose"]), max_size=12))
-def test_what_a_worker_said_before_it_was_left_never_counts_again(steps: list[str]) -> None:
-    """A worker that comes back from the dead, or a move that was called off, cannot put tokens into the stream."""
+def test_reports_under_an_old_lease_never_count_again(steps: list[str]) -> None:
+    """A revived worker or a cancelled move cannot put tokens into the stream."""
     one = live()
     worker, earlier = one.worker, []
     for step in steps:
@@ -33,8 +33,8 @@ def test_what_a_worker_said_before_it_was_left_never_counts_again(steps: list[st
     assert not one.is_of(W1, one.lease)
 
 
-def test_only_suspects_that_were_taken_bear_a_death() -> None:
-    """One that had only been written to a wire cannot have killed whoever was to read it."""
+def test_only_received_suspects_are_blamed_for_a_death() -> None:
+    """One that had only been written to a wire cannot have killed its reader."""
     one = live()
     one.lose_worker(is_suspect=True)
     one.taken = True
@@ -46,8 +46,8 @@ def test_only_suspects_that_were_taken_bear_a_death() -> None:
     assert one.kills_workers
 
 
-def test_deaths_from_outside_are_not_its_doing_until_they_are_many() -> None:
-    """It needs no trial after one; but something that ends every worker under it is not fed for ever."""
+def test_external_deaths_are_blamed_only_when_they_repeat() -> None:
+    """One needs no trial; but something that ends every worker under it is not fed forever."""
     one = live()
     one.taken = True
     for _ in range(MAX_HARMS):
@@ -59,7 +59,7 @@ def test_deaths_from_outside_are_not_its_doing_until_they_are_many() -> None:
     assert not one.kills_workers
 
 
-def test_enough_tokens_acquit_it_once() -> None:
+def test_enough_tokens_clear_a_request_of_suspicion() -> None:
     """Deaths hours apart do not add up."""
     one = live()
     one.taken = True

@@ -10,17 +10,17 @@ W0, W1 = WorkerId("w0"), WorkerId("w1")
 
 
 def step(*outputs: EngineCoreOutput) -> EngineCoreOutputs:
-    """The outputs of one step."""
+    """Return the outputs of one step."""
     return EngineCoreOutputs(outputs=list(outputs))
 
 
 def token(request: str, number: int, end: FinishReason | None = None, events: list[object] | None = None) -> object:
-    """A request's next token."""
+    """Return a request's next token."""
     return EngineCoreOutput(request, [number], finish_reason=end, events=events)
 
 
 def taken(queue: StepOutputs) -> list[tuple[str, list[int], bool]]:
-    """Everything that waits, in the order in which the front end gets it."""
+    """Return everything in the queue, in the order in which the front end gets it."""
     found = []
     while not queue.empty():
         found += [(one.request_id, one.new_token_ids, one.finished) for one in queue.get_nowait().outputs]
@@ -28,14 +28,14 @@ def taken(queue: StepOutputs) -> list[tuple[str, list[int], bool]]:
 
 
 def make() -> tuple[StepOutputs, list[str]]:
-    """A queue, and what it says to whoever reads the workers."""
+    """Make a queue, and a log of what it tells the workers' reader."""
     said: list[str] = []
     pause, resume = (lambda worker: said.append(f"pause {worker}")), (lambda worker: said.append(f"go {worker}"))
     return StepOutputs(EngineCodec().join_outputs, pause, resume), said
 
 
-def test_tokens_that_wait_become_one_output() -> None:
-    """A daemon that is behind catches up: several tokens of a request cost it little more than one."""
+def test_queued_tokens_merge_into_one_output() -> None:
+    """A daemon that is behind catches up: several tokens of a request cost little more than one."""
     queue, _ = make()
     queue.put_step(W0, step(token("a", 1), token("b", 2)))
     queue.put_step(W1, step(token("c", 3)))
@@ -43,7 +43,7 @@ def test_tokens_that_wait_become_one_output() -> None:
     assert taken(queue) == [("a", [1, 4], True), ("b", [2], False), ("d", [5], False), ("c", [3], False)]
 
 
-def test_an_output_that_says_more_stands_by_itself() -> None:
+def test_an_output_with_more_than_tokens_is_not_merged() -> None:
     """Nothing that it says is lost, and its order stays."""
     queue, _ = make()
     queue.put_step(W0, step(token("a", 1)))
@@ -52,8 +52,8 @@ def test_an_output_that_says_more_stands_by_itself() -> None:
     assert taken(queue) == [("a", [1], False), ("a", [2, 3], False)]
 
 
-def test_the_next_worker_comes_after_the_last() -> None:
-    """A request that has moved has its tokens in order, although its new worker's outputs wait further ahead."""
+def test_a_new_worker_s_outputs_follow_the_old_one_s() -> None:
+    """A moved request's tokens stay in order, even if its new worker's outputs are further ahead."""
     queue, _ = make()
     queue.put_step(W1, step(token("b", 1)))
     queue.put_step(W0, step(token("a", 2)))
@@ -63,7 +63,7 @@ def test_the_next_worker_comes_after_the_last() -> None:
 
 
 def test_a_worker_that_is_far_ahead_waits() -> None:
-    """What a daemon keeps of fast workers does not grow without bound."""
+    """The daemon's queue of fast workers' outputs is bounded."""
     queue, said = make()
     for number in range(MOST_STEPS):
         assert said == []
@@ -73,8 +73,8 @@ def test_a_worker_that_is_far_ahead_waits() -> None:
     assert said[-1] == "go w0"
 
 
-def test_the_statistics_of_every_step_are_passed_on() -> None:
-    """They are counters, too: those of a step that has joined another are not lost."""
+def test_every_step_s_statistics_are_passed_on() -> None:
+    """They are counters, too: those of a merged step are not lost."""
     queue, _ = make()
     queue.put_step(W0, step(token("a", 1)))
     joined = step(token("a", 2))

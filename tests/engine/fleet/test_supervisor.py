@@ -1,4 +1,4 @@
-"""Workers that die, and how soon they are started again; a supervisor that itself fails says so."""
+"""Workers that die, and how soon they are restarted; a supervisor that fails itself says so."""
 
 import asyncio
 import math
@@ -38,8 +38,8 @@ class Nobody:
     def worker_steadied(self, slot: Slot) -> None: ...
 
 
-async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
-    """Without file descriptors to spare no worker is left half started, and the reason is told."""
+async def test_a_process_that_cannot_be_created_is_a_failed_start() -> None:
+    """Without spare file descriptors no worker is left half started, and the reason is reported."""
     supervisor = Supervisor([SLOT], LocalHost(TemplateProcess("cpu")), Nobody(), HealthConfig())
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
@@ -51,8 +51,8 @@ async def test_a_process_that_cannot_be_made_is_a_failed_start() -> None:
     assert supervisor.places[WorkerId("w0")].state is WorkerState.FAILED
 
 
-async def test_a_start_that_fails_by_a_bug_is_told_and_its_worker_is_started_again() -> None:
-    """A worker that nobody starts any more would be lost until the daemon's end."""
+async def test_a_start_that_hits_a_bug_is_logged_and_retried() -> None:
+    """A worker that nobody restarts would be lost until the daemon's end."""
     supervisor = Supervisor([SLOT], VirtualHost(), Nobody(), HealthConfig())
     place = supervisor.places[WorkerId("w0")]
 
@@ -69,8 +69,8 @@ async def test_a_start_that_fails_by_a_bug_is_told_and_its_worker_is_started_aga
     await supervisor.stop()
 
 
-def test_a_worker_that_died_of_late_gets_what_others_have_no_room_for() -> None:
-    """From the death to the scheduler: the other workers are preferred until it has worked for a while."""
+def test_a_recently_dead_worker_gets_only_overflow() -> None:
+    """From the death to the scheduler: others are preferred until it has worked for a while."""
     daemon = OfflineDaemon()
     place = daemon.fleet.supervisor.places[W0]
     place.life.take(Event.DIED)
@@ -82,8 +82,8 @@ def test_a_worker_that_died_of_late_gets_what_others_have_no_room_for() -> None:
     assert daemon.where(daemon.admit("next", 5)) == W0
 
 
-def test_one_device_that_fails_does_not_keep_the_others_from_serving() -> None:
-    """Whether it fails before or after the first is ready: it is tried again beside them, and the start is over."""
+def test_one_failing_device_does_not_keep_the_others_from_serving() -> None:
+    """Before or after the first is ready: it is retried beside them, and the start completes."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = VirtualDaemon(loop, workers=3)
@@ -115,8 +115,8 @@ def test_one_device_that_fails_does_not_keep_the_others_from_serving() -> None:
     run_virtually(told)
 
 
-def test_a_worker_that_is_taken_out_while_it_loads_holds_up_no_start() -> None:
-    """An operator drains it as its load takes too long, or its device is wanted: the others serve without it."""
+def test_a_worker_drained_while_loading_does_not_delay_the_start() -> None:
+    """Its load takes too long, or its device is wanted: the others serve without it."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = VirtualDaemon(loop, workers=2)
@@ -134,8 +134,8 @@ def test_a_worker_that_is_taken_out_while_it_loads_holds_up_no_start() -> None:
     run_virtually(told)
 
 
-def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
-    """It waits for all of them, and tells what went wrong first."""
+def test_a_start_without_any_worker_fails_with_the_first_reason() -> None:
+    """It waits for all of them, and reports what went wrong first."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = VirtualDaemon(loop, workers=2)
@@ -153,7 +153,7 @@ def test_a_start_without_any_worker_fails_for_the_first_reason() -> None:
 
 
 def test_a_crash_soon_after_a_crash_waits_longer() -> None:
-    """Ready is not sound: only one that has worked for a while is started at once again."""
+    """Ready is not sound: only one that has worked for a while is restarted at once."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
@@ -175,7 +175,7 @@ def test_a_crash_soon_after_a_crash_waits_longer() -> None:
 
 
 async def watched_worker(loop: VirtualLoop, health: HealthConfig) -> tuple[VirtualDaemon, VirtualWorker]:
-    """One that is ready, and looked after; nobody puts it to rest."""
+    """Return a ready, supervised worker; nothing puts it to sleep."""
     daemon = VirtualDaemon(loop, workers=1, health=health)
     starting = daemon.spawn(daemon.fleet.supervisor.start())
     await daemon.settle()
@@ -188,7 +188,7 @@ async def watched_worker(loop: VirtualLoop, health: HealthConfig) -> tuple[Virtu
 
 
 @pytest.mark.parametrize("silence_s", [2.0, 10.0, 600.0])
-def test_a_silent_worker_is_killed_when_the_operators_patience_ends(silence_s: float) -> None:
+def test_a_silent_worker_is_killed_after_the_configured_timeout(silence_s: float) -> None:
     """A busy machine may answer late: how late is too late is the operator's to say."""
 
     async def told(loop: VirtualLoop) -> None:
@@ -203,7 +203,7 @@ def test_a_silent_worker_is_killed_when_the_operators_patience_ends(silence_s: f
     run_virtually(told)
 
 
-def test_a_worker_that_cannot_be_looked_at_leaves_no_other_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_probe_leaves_no_other_worker_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with one, the next that hangs is found."""
 
     async def told(loop: VirtualLoop) -> None:
@@ -225,8 +225,8 @@ def test_a_worker_that_cannot_be_looked_at_leaves_no_other_unwatched(monkeypatch
     run_virtually(told)
 
 
-def test_a_silent_worker_that_computes_is_slow_and_not_hung() -> None:
-    """Beside other programs it may answer late; what it computes must have an end, as a step must."""
+def test_a_silent_worker_that_computes_is_slow_not_hung() -> None:
+    """Beside other programs it may answer late; its computing must end, as a step must."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon, worker = await watched_worker(loop, HealthConfig(ping_timeout_s=10.0, step_timeout_s=100.0))
@@ -240,7 +240,7 @@ def test_a_silent_worker_that_computes_is_slow_and_not_hung() -> None:
     run_virtually(told)
 
 
-def test_the_operators_patience_may_have_no_end() -> None:
+def test_the_ping_timeout_may_be_infinite() -> None:
     """`ping_timeout_s = inf`: never."""
 
     async def told(loop: VirtualLoop) -> None:
@@ -254,7 +254,7 @@ def test_the_operators_patience_may_have_no_end() -> None:
 
 
 def test_a_worker_that_cannot_be_killed_holds_nobody_up() -> None:
-    """A GPU's driver can keep a process for ever: its requests go on elsewhere, and the daemon can stop."""
+    """A GPU driver can keep a process forever: its requests go on elsewhere, and the daemon can stop."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon, worker = await watched_worker(loop, HealthConfig(ping_timeout_s=2.0))
@@ -278,7 +278,7 @@ def test_a_worker_that_cannot_be_killed_holds_nobody_up() -> None:
     run_virtually(told)
 
 
-def test_a_step_may_take_as_long_as_the_operator_says() -> None:
+def test_a_step_may_take_as_long_as_configured() -> None:
     """A slow device is not a hung one; a step that never ends is."""
 
     async def told(loop: VirtualLoop) -> None:
@@ -293,15 +293,15 @@ def test_a_step_may_take_as_long_as_the_operator_says() -> None:
 
 
 async def dozing(daemon: VirtualDaemon, willing: bool = True) -> Place:
-    """The first worker, asked to doze, when it has answered."""
+    """Return the first worker, asked to doze, once it has answered."""
     daemon.fleet.doze(W0)
     daemon.worker(W0).obey(willing)
     await daemon.flush()
     return daemon.fleet.places[W0]
 
 
-def test_a_worker_that_dozes_has_ended_for_all_but_its_process() -> None:
-    """Nobody copies from it or sends it anything; woken, it is a new worker, in the time that it took to wake."""
+def test_only_a_dozing_worker_s_process_is_left() -> None:
+    """Nobody copies from it or sends to it; woken, it is a new worker, in the time that it took to wake."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
@@ -343,7 +343,7 @@ def test_a_worker_that_cannot_doze_is_stopped(answers: bool) -> None:
 
 
 def test_each_doze_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that dozes again soon after it has woken is not stopped by the deadline of the time before."""
+    """A worker that dozes again soon after waking is not stopped by the previous deadline."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
@@ -365,7 +365,7 @@ def test_each_doze_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     run_virtually(told)
 
 
-def test_a_worker_that_dies_while_it_dozes_is_told_of_once() -> None:
+def test_a_worker_that_dies_while_dozing_is_reported_once() -> None:
     """Its memory was freed when it began to doze, or is about to be."""
 
     async def told(loop: VirtualLoop) -> None:
@@ -386,8 +386,8 @@ def test_a_worker_that_dies_while_it_dozes_is_told_of_once() -> None:
     run_virtually(told)
 
 
-def test_a_worker_that_dies_while_it_wakes_is_started_anew() -> None:
-    """What it could not read again a new process reads, once it is asked."""
+def test_a_worker_that_dies_while_waking_is_restarted() -> None:
+    """What it could not read again a new process reads, once asked."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
@@ -406,8 +406,8 @@ def test_a_worker_that_dies_while_it_wakes_is_started_anew() -> None:
     run_virtually(told)
 
 
-def test_a_crash_after_a_doze_is_not_forgiven_for_the_time_before_it() -> None:
-    """A worker that has just died is no steady one: until it has worked for a while it gets what nobody else takes."""
+def test_a_crash_after_a_doze_is_not_forgiven_for_earlier_uptime() -> None:
+    """A worker that has just died is not stable: until it has worked for a while it gets only overflow."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
@@ -444,8 +444,8 @@ class Owner:
         self.ended.append(ended)
 
 
-def test_an_owner_hears_that_a_start_which_rests_after_a_death_was_called_off() -> None:
-    """It would wait for ever for a worker that an operator has taken out of service meanwhile."""
+def test_an_owner_hears_that_a_restart_in_back_off_was_cancelled() -> None:
+    """It would wait forever for a worker that an operator has drained meanwhile."""
 
     async def told(loop: VirtualLoop) -> None:
         owner = Owner()

@@ -1,4 +1,4 @@
-"""Fleet, scheduler, executor, ledger and supervisor have one answer to who runs what, whatever happens and when."""
+"""Fleet, scheduler, executor, ledger and supervisor always agree on who runs what."""
 
 import asyncio
 import os
@@ -25,13 +25,13 @@ W0, W1, W2, W3 = (WorkerId(f"w{index}") for index in range(4))
 
 @settings(max_examples=examples(HISTORIES), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, CHOICES - 1), min_size=40, max_size=100))
-def test_whatever_happens_all_records_agree_and_every_request_comes_to_its_end(choices: list[int]) -> None:
-    """Deaths, drains, rests, refusals and clients that leave, at any moment: no stream hangs, no token is lost."""
+def test_all_records_agree_and_every_request_completes(choices: list[int]) -> None:
+    """Under deaths, drains, sleeps, refusals and disconnects at any moment: no stream hangs, no token is lost."""
     play(choices)
 
 
-def test_what_requests_share_is_used_once_and_never_given_out_twice() -> None:
-    """Four chats of two blocks run in six, for one they have in common; who leaves makes no room that is not there."""
+def test_shared_blocks_are_counted_once_and_never_given_out_twice() -> None:
+    """Four chats of two blocks run in six with one in common; one that leaves frees no room that is not there."""
 
     async def story(daemon: VirtualDaemon) -> None:
         chats = []
@@ -50,8 +50,8 @@ def test_what_requests_share_is_used_once_and_never_given_out_twice() -> None:
     on_a_daemon(1, story)
 
 
-def test_a_suspended_request_waits_and_goes_on_and_what_it_said_since_is_dropped() -> None:
-    """The step that its worker made before it heard of the suspension counts for nothing: no token comes twice."""
+def test_a_suspended_request_resumes_and_drops_its_late_output() -> None:
+    """The step made before the worker heard of the suspension does not count: no token comes twice."""
 
     async def story(daemon: VirtualDaemon) -> None:
         low = daemon.admit(4, 12, priority=1)
@@ -72,8 +72,8 @@ def test_a_suspended_request_waits_and_goes_on_and_what_it_said_since_is_dropped
     on_a_daemon(1, story, "mell-plus")
 
 
-def test_a_lost_machine_is_one_event_and_serves_again_when_it_is_back() -> None:
-    """Its requests are placed once, on another machine, in order; nothing is tried on it; back, it is like new."""
+def test_a_lost_machine_is_one_event_and_serves_again_on_return() -> None:
+    """Its requests are placed once, on another machine, in order; nothing is tried there until it is back."""
 
     async def story(daemon: VirtualDaemon) -> None:
         requests = [daemon.admit(1, 12) for _ in range(4)]
@@ -101,8 +101,8 @@ def test_a_lost_machine_is_one_event_and_serves_again_when_it_is_back() -> None:
     on_a_daemon(4, story, machines=2)
 
 
-def test_a_stopped_worker_of_a_lost_machine_is_woken_by_nobody() -> None:
-    """The scheduler counts on a worker that sleeps without a process, but not without its machine."""
+def test_a_stopped_worker_of_a_lost_machine_is_not_woken() -> None:
+    """The scheduler counts on a sleeper without a process, but not without its machine."""
 
     async def story(daemon: VirtualDaemon) -> None:
         daemon.fleet.supervisor.sleep(W1)
@@ -125,7 +125,7 @@ def on_a_daemon(
     policy: str = "most-free",
     machines: int = 1,
 ) -> None:
-    """Tell the story, and then let everything come to its end."""
+    """Play the story, then let everything complete."""
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers, policy, machines=machines).start()
@@ -144,7 +144,7 @@ def where(daemon: VirtualDaemon, request: RequestId) -> WorkerId:
 
 
 async def handed_over(daemon: VirtualDaemon) -> tuple[RequestId, WorkerId, WorkerId]:
-    """A request that has just been handed over, its source and its destination: the source still holds its blocks."""
+    """Return a freshly handed-over request, its source and destination: the source still holds its blocks."""
     request = daemon.admit(2, 8)
     await daemon.flush()
     source = where(daemon, request)
@@ -157,8 +157,8 @@ async def handed_over(daemon: VirtualDaemon) -> tuple[RequestId, WorkerId, Worke
     return request, source, destination
 
 
-def test_a_request_whose_destination_dies_before_the_source_has_let_go_comes_to_its_end() -> None:
-    """A crash in the first step of a request that was moved: its stream goes on elsewhere, and does not hang."""
+def test_a_request_completes_though_its_destination_dies_before_the_release() -> None:
+    """A crash in a moved request's first step: its stream goes on elsewhere and does not hang."""
 
     async def story(daemon: VirtualDaemon) -> None:
         request, source, destination = await handed_over(daemon)
@@ -168,7 +168,7 @@ def test_a_request_whose_destination_dies_before_the_source_has_let_go_comes_to_
     on_a_daemon(2, story)
 
 
-def test_the_story_of_a_request_that_moved_and_lost_its_worker_is_told() -> None:
+def test_the_story_of_a_moved_request_that_lost_its_worker_is_complete() -> None:
     """`melld why` says who moved it, where it was when its worker died, and how long its client saw nothing."""
 
     async def story(daemon: VirtualDaemon) -> None:
@@ -204,7 +204,7 @@ def test_the_story_of_a_request_that_moved_and_lost_its_worker_is_told() -> None
 
 
 def test_the_scheduler_hears_of_a_hand_over_at_once() -> None:
-    """No time passes in which it counts the request on the source, and the fleet on the destination."""
+    """It never counts the request on the source while the fleet counts it on the destination."""
 
     async def story(daemon: VirtualDaemon) -> None:
         request, source, destination = await handed_over(daemon)
@@ -215,8 +215,8 @@ def test_the_scheduler_hears_of_a_hand_over_at_once() -> None:
     on_a_daemon(2, story)
 
 
-def test_the_room_that_a_hand_over_frees_is_free_when_the_next_request_comes_for_it() -> None:
-    """A worker is never given more than it holds: it reads that it must let go before it reads of the next one."""
+def test_room_freed_by_a_hand_over_is_free_for_the_next_request() -> None:
+    """A worker never gets more than it holds: it reads the release before it reads of the next request."""
 
     async def story(daemon: VirtualDaemon) -> None:
         first = daemon.admit(4, 8)
@@ -235,8 +235,8 @@ def test_the_room_that_a_hand_over_frees_is_free_when_the_next_request_comes_for
     on_a_daemon(3, story)
 
 
-def test_a_request_that_comes_in_the_moment_in_which_the_last_worker_is_stopped_is_answered() -> None:
-    """Going to rest races with an arrival: it is held until the worker is there again, and not lost with it."""
+def test_a_request_that_races_with_the_last_worker_s_sleep_is_answered() -> None:
+    """It is held until the worker is back, and not lost with it."""
 
     async def story(daemon: VirtualDaemon) -> None:
         daemon.fleet.supervisor.sleep(W0)
@@ -247,8 +247,8 @@ def test_a_request_that_comes_in_the_moment_in_which_the_last_worker_is_stopped_
     on_a_daemon(1, story)
 
 
-def test_a_worker_that_was_stopped_under_its_requests_starts_again() -> None:
-    """Whoever stopped it, and why: as long as no operator keeps it out, its requests do not wait for ever."""
+def test_a_worker_stopped_with_requests_on_it_restarts() -> None:
+    """Whoever stopped it, and why: unless an operator keeps it out, its requests do not wait forever."""
 
     async def story(daemon: VirtualDaemon) -> None:
         daemon.admit(1, 4)
@@ -260,8 +260,8 @@ def test_a_worker_that_was_stopped_under_its_requests_starts_again() -> None:
     on_a_daemon(1, story)
 
 
-def test_nobody_is_given_to_a_worker_that_has_just_died() -> None:
-    """Its death ends a request that killed another one before: the room of that is not given away with the worker."""
+def test_nothing_is_placed_on_a_worker_that_has_just_died() -> None:
+    """Its death ends a request that had killed before: that room is not given away with the worker."""
 
     async def story(daemon: VirtualDaemon) -> None:
         deadly = daemon.admit(4, 8)
@@ -277,7 +277,7 @@ def test_nobody_is_given_to_a_worker_that_has_just_died() -> None:
     on_a_daemon(2, story)
 
 
-def test_a_worker_that_is_drained_anew_while_it_is_resumed_stays_drained() -> None:
+def test_a_worker_drained_again_while_resuming_stays_drained() -> None:
     """Two operators at once: the last word counts."""
 
     async def story(daemon: VirtualDaemon) -> None:
@@ -292,8 +292,8 @@ def test_a_worker_that_is_drained_anew_while_it_is_resumed_stays_drained() -> No
     on_a_daemon(2, story)
 
 
-def test_a_suspect_that_is_taken_from_a_worker_is_not_tried_there_any_more() -> None:
-    """A worker that ends slowly is drained, resumed and drained again: its suspects go on elsewhere, once."""
+def test_a_suspect_taken_from_a_worker_is_not_retried_there() -> None:
+    """A slowly ending worker is drained, resumed and drained again: its suspects go on elsewhere, once."""
 
     async def story(daemon: VirtualDaemon) -> None:
         requests = [daemon.admit(1, 8) for _ in range(4)]
@@ -318,7 +318,7 @@ def test_a_suspect_that_is_taken_from_a_worker_is_not_tried_there_any_more() -> 
     on_a_daemon(2, story)
 
 
-def test_a_move_that_is_put_in_order_late_does_not_end_a_newer_one() -> None:
+def test_a_late_cleanup_of_a_move_does_not_end_a_newer_one() -> None:
     """Its destination died and is back, the source is slow to thaw: the same move, wanted again, is carried out."""
 
     async def story(daemon: VirtualDaemon) -> None:

@@ -12,7 +12,7 @@ ASKED = Lend(command="train", pid=7, user="ann")
 
 
 class Borrower:
-    """A client that borrows until it leaves: what it heard, and why it was refused."""
+    """A client that borrows until it leaves; records what it heard, or why it was refused."""
 
     def __init__(self, daemon: VirtualDaemon, asked: Lend = ASKED) -> None:
         self.heard: list[Loan] = []
@@ -36,12 +36,12 @@ class Borrower:
         self.heard.append(message)
 
     def leave(self) -> None:
-        """However it ends: its connection is gone."""
+        """Close the connection, however the program ends."""
         if not self.left.done():
             self.left.set_result(b"")
 
     async def until(self, step: LoanStep) -> Loan:
-        """Let the daemon go on until the loan stands there."""
+        """Run the daemon until the loan reaches this state."""
         for _ in range(100):
             if self.heard and self.heard[-1].step is step:
                 return self.heard[-1]

@@ -1,4 +1,4 @@
-"""The daemon below its API as it is, over workers without a model, and one model of who runs what.
+"""The real daemon below its API, over workers without a model, and one model of who runs what.
 
 Fleet, supervisor, processes, driver, scheduler, planner, executor, ledger, drains and idle rule are the real ones; what
 the wires carry moves when the history says so.  `disagreements` holds what each of them believes against the others.
@@ -47,20 +47,20 @@ SOON_STEADY = HealthConfig(steady_after_s=1.0)
 
 
 def where_told(story: Story) -> str:
-    """The worker that the request is on by its story; empty while it waits."""
+    """Return the worker that the request's story names; empty while it waits."""
     elsewhere = (Happened.QUEUED, Happened.PROMISED, Happened.MOVE_BEGAN)
     return next((line.worker for line in reversed(story.lines) if line.what not in elsewhere), "")
 
 
 class LoudDriver(Driver):
-    """One that stumbles over what the daemon would log and go on from."""
+    """A driver that raises what the daemon would log and survive."""
 
     def _try(self, _what: msgspec.Struct, act: Callable[[], None]) -> None:
         act()
 
 
 class VirtualDaemon:
-    """`start` first.  `clients` has the tokens of every request that was let in, `errors` how one ended otherwise."""
+    """`start` first.  `clients` has the tokens of every admitted request, `errors` how one ended otherwise."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class VirtualDaemon:
             self.auditor.feed(record)
 
     async def start(self) -> Self:
-        """All workers are ready, and the daemon's loops run."""
+        """Make all workers ready and run the daemon's loops."""
         starting = self.spawn(self.fleet.supervisor.start())
         await self.settle()
         for worker in self.workers():
@@ -127,11 +127,11 @@ class VirtualDaemon:
         return self
 
     async def close(self) -> None:
-        """End the daemon's loops; what one of them fell over is raised."""
+        """End the daemon's loops; raise what one of them fell over."""
         await end_all(self.tasks)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
-        """Run this beside the history; what an operator is refused is his."""
+        """Run this beside the history, swallowing operator refusals."""
 
         async def quietly() -> None:
             try:
@@ -144,14 +144,14 @@ class VirtualDaemon:
         return task
 
     async def settle(self) -> None:
-        """Let everything run that can without time or a wire."""
+        """Run everything that can run without time or a wire."""
         for _ in range(6):
             await asyncio.sleep(0)
         self._read()
 
     @property
     def now_s(self) -> float:
-        """The loop's clock."""
+        """Return the loop's clock."""
         return asyncio.get_running_loop().time()
 
     # -- clients
@@ -163,13 +163,13 @@ class VirtualDaemon:
         return request
 
     def leave(self, request: RequestId) -> None:
-        """Its client goes."""
+        """Disconnect its client."""
         self.left.add(request)
         self.fleet.abort([request])
 
     @property
     def errors(self) -> dict[RequestId, MelldError]:
-        """How requests ended whose clients were told of an error."""
+        """Return how requests ended whose clients got an error."""
         while not self.fleet.failures.empty():
             request, error = self.fleet.failures.get_nowait()
             self._errors[request] = error
@@ -188,7 +188,7 @@ class VirtualDaemon:
 
     @property
     def open(self) -> list[RequestId]:
-        """Requests whose clients wait for more."""
+        """Return requests whose clients wait for more."""
         return list(self.fleet.live)
 
     # -- workers
@@ -200,7 +200,7 @@ class VirtualDaemon:
         return [name for name, place in self.fleet.places.items() if place.slot.machine == machine]
 
     def lose_machine(self, machine: str) -> None:
-        """All its workers are gone, and none can be started."""
+        """Take all its workers away; none can be started."""
         names, host = self.of_machine(machine), self.hosts[machine]
         host.is_lost = True
         with self.fleet.losing(names, "its machine is lost"):
@@ -208,17 +208,17 @@ class VirtualDaemon:
                 host.workers[name].die()
 
     def return_machine(self, machine: str) -> None:
-        """It is back, with nothing of what it had."""
+        """Bring it back, empty."""
         if self.hosts[machine].is_lost:
             self.hosts[machine].is_lost = False
             self.fleet.supervisor.bring_back(self.of_machine(machine), self.hosts[machine])
 
     def workers(self) -> list[VirtualWorker]:
-        """Those whose process is there."""
+        """Return those with a process."""
         return [one for host in self.hosts.values() for one in host.workers.values() if one.ended is None]
 
     async def flush(self) -> None:
-        """Everything that was said is heard, and everything that was asked is done."""
+        """Process every message and carry out every command."""
         for _ in range(2000):
             await self.settle()
             busy = [one for one in self.workers() if one.outbox or (one.inbox and (one.ready or one.stopping))]
@@ -231,7 +231,7 @@ class VirtualDaemon:
         raise AssertionError("it does not come to rest")
 
     def advance(self) -> bool:
-        """One frame is heard, else one command is obeyed; False if there is neither."""
+        """Process one frame, else one command; return False if there is neither."""
         workers = [one for one in self.workers() if not one.hung or one.outbox]
         if (speaking := next((one for one in workers if one.outbox), None)) is not None:
             speaking.deliver()
@@ -242,7 +242,7 @@ class VirtualDaemon:
         return True
 
     async def advance_move(self, request: RequestId, state: MoveState) -> None:
-        """Hear and do one thing after the other until the request's migration stands there."""
+        """Process one thing after the other until the request's migration reaches this state."""
         for _ in range(200):
             await self.settle()
             move = self.executor.moves.get(request)
@@ -253,7 +253,7 @@ class VirtualDaemon:
         raise AssertionError(f"{request} never came to {state}")
 
     async def finish(self) -> None:
-        """Nothing goes wrong any more: every request comes to its end, and nothing is left to do."""
+        """Stop injecting faults: every request completes, and nothing is left to do."""
         for machine in self.hosts:
             self.return_machine(machine)
         for _ in range(150):
@@ -275,7 +275,7 @@ class VirtualDaemon:
         assert not found, found
 
     def _left_over(self) -> Iterator[str]:
-        """Clients that were not answered to the end, and what is still held for nobody."""
+        """Return clients without a complete answer, and what is still held for nobody."""
         for request, tokens in self.clients.items():
             error = self.errors.get(request)
             answered = len(tokens) == self.lengths[request] and request in self.finished
@@ -291,12 +291,12 @@ class VirtualDaemon:
     # -- the one model of who runs what
 
     def check(self) -> None:
-        """All records of one fact agree."""
+        """Check that all records of one fact agree."""
         found = self.disagreements()
         assert not found, found
 
     def disagreements(self) -> list[str]:
-        """Every pair of records of one fact that differ.  Between two events there is none."""
+        """Return every pair of records that differ.  Between two events there is none."""
         check_cluster(self.cluster)
         check_ledger(self.fleet.ledger)
         found = [*self._of_requests(), *self._of_moves(), *self._of_notes(), *self._of_workers(), *self._of_drains()]
@@ -335,7 +335,7 @@ class VirtualDaemon:
                     yield f"{request} is held for {worker}, and {live.get(request)}"
 
     def _of_stories(self) -> Iterator[str]:
-        """What `melld why` would tell, against what is."""
+        """Compare what `melld why` would say with the facts."""
         for request, known in self.cluster.requests.items():
             told = self.stories.story(request)
             there, told_there = known.worker.id if known.worker is not None else "", where_told(told)
@@ -372,7 +372,7 @@ class VirtualDaemon:
                 yield f"the scheduler believes that {name} moves over {link}, and nobody carries that out"
 
     def _of_notes(self) -> Iterator[str]:
-        """What is kept beside requests and moves is of those that there are."""
+        """Check that notes beside requests and moves belong to existing ones."""
         executor, wanted = self.executor, self.driver.wanted
         waiting = {name for name, known in self.cluster.requests.items() if known.state is RequestState.WAITING}
         if self.driver.queue._since_s.keys() != waiting:
@@ -424,7 +424,7 @@ class VirtualDaemon:
         return self.fleet.supervisor.places[name].state
 
     def misplaced(self) -> list[str]:
-        """Copies that nobody owns, and owners without one: only when all wires are empty and nobody moves."""
+        """Return copies without an owner and owners without one: only when wires are empty and nothing moves."""
         wrong = []
         for worker in self.workers():
             if worker.hung:

@@ -1,4 +1,4 @@
-"""Histories of the virtual daemon: what a script of small numbers makes happen, and how each of them must end.
+"""Histories of the virtual daemon: a script of small numbers makes events happen, and each must end well.
 
 For hours: `MELLD_HISTORIES=1000000 pytest tests/engine/fleet/test_who_runs_what.py`.
 """
@@ -26,7 +26,7 @@ POLICIES = ("mell-plus", "mell", "most-free", "best-fit")
 
 
 class History:
-    """One daemon, and what happens to it."""
+    """One daemon, and its events."""
 
     def __init__(self, daemon: VirtualDaemon) -> None:
         self.daemon = daemon
@@ -68,7 +68,7 @@ class History:
         )
 
     async def play(self, choice: int) -> None:
-        """One thing that happens; after an odd one nothing runs before the next."""
+        """Play one event; after an odd one nothing runs before the next."""
         act = self._acts[choice // 2 % len(self._acts)]
         argument = choice // 2 // len(self._acts)
         name = self.daemon.names[argument % len(self.daemon.names)]
@@ -95,7 +95,7 @@ class History:
         self._worker(name).deliver()
 
     async def _advance(self, _: WorkerId, number: int) -> None:
-        """Go on as if nothing ever went wrong, for so many things said and heard."""
+        """Go on without faults for this many messages."""
         for _ in range(1 + number % 10):
             if not self.daemon.advance():
                 return
@@ -119,7 +119,7 @@ class History:
             self.daemon.spawn(self.daemon.driver.migrate(request, name, via, after_first_token=number % 4 == 0))
 
     async def _move(self, _: WorkerId, number: int) -> None:
-        """One that can be carried out begins, and goes on until it stands at one of its states."""
+        """Start a feasible move, and go on until it reaches one of its states."""
         fleet = self.daemon.fleet
         ready = [name for name in self.daemon.names if fleet.is_ready(name)]
         owned = [(request, live.worker) for request, live in fleet.live.items() if live.worker in ready]
@@ -150,7 +150,7 @@ class History:
         self._worker(name).die(-signal.SIGKILL, heard=number % 4)
 
     def _kill_in_a_move(self, _: WorkerId, number: int) -> None:
-        """Its source or its destination, wherever it stands."""
+        """Kill its source or destination, in any state."""
         if moves := list(self.daemon.executor.moves.values()):
             move = moves[number // 2 % len(moves)]
             self._worker(move.link[number % 2]).die(heard=number // 4 % 3)
@@ -160,7 +160,7 @@ class History:
             self.daemon.leave(moves[number % len(moves)])
 
     def _resize(self, name: WorkerId, number: int) -> None:
-        """Others take memory of its device, or give it back."""
+        """Let others take memory of its device, or give it back."""
         self.daemon.fleet.limit_capacity(name, (BLOCKS - number % 3) * BLOCK_BYTES)
 
     def _crash(self, name: WorkerId, number: int) -> None:
@@ -173,7 +173,7 @@ class History:
         self._worker(name).become_ready()
 
     async def _revive(self, name: WorkerId, _: int) -> None:
-        """It is back before anybody has said another word."""
+        """Bring it back before anybody has said another word."""
         await asyncio.sleep(1.1)
         await self.daemon.settle()
         self._worker(name).become_ready()
@@ -181,14 +181,14 @@ class History:
             self._worker(name).deliver()
 
     def _want_again(self, _: WorkerId, number: int) -> None:
-        """The same move once more, whatever has become of the first."""
+        """Request the same move again, whatever has become of the first."""
         if moves := list(self.daemon.executor.moves.values()):
             wish = moves[number % len(moves)].migration.wish
             again = MoveAsked(self.daemon.now_s, request=wish.request, destination=wish.destination)
             self.daemon.driver.handle(again)
 
     def _stop(self, name: WorkerId, _: int) -> None:
-        """For no good reason: it may have requests."""
+        """Stop it for no good reason: it may have requests."""
         if self.daemon.fleet.is_ready(name):
             self.daemon.fleet.stop_worker(name)
 
@@ -197,7 +197,7 @@ class History:
             self._worker(name).die(1)
 
     def _lose_machine(self, name: WorkerId, number: int) -> None:
-        """It has several: a daemon whose only machine is lost is lost itself."""
+        """Lose one of several machines: a daemon whose only machine is lost is lost itself."""
         for worker in self.daemon.of_machine(machine := self.daemon.fleet.places[name].slot.machine):
             for _ in range(number % 3):
                 self._worker(worker).deliver()
@@ -213,20 +213,20 @@ class History:
             outbox.append(outbox[number % len(outbox)])
 
     def _lose(self, name: WorkerId, number: int) -> None:
-        """A report, of which the next one tells, or an answer about a migration."""
+        """Lose a report, of which the next one tells, or an answer about a migration."""
         worker = self._worker(name)
         if self._said(name) in ({wire.StepDone}, {say.MoveMessage}):
             del worker.outbox[number % len(worker.outbox)]
             worker.report()
 
     def _said(self, name: WorkerId) -> set[type]:
-        """What nobody has read: a wire neither loses nor repeats a greeting."""
+        """Return unread messages: a wire neither loses nor repeats a greeting."""
         decoder = FrameDecoder(wire.ToDaemon)
         kinds = [type(message) for frame in self._worker(name).outbox for message, _ in decoder.feed(frame)]
         return {say.MoveMessage if issubclass(kind, say.MoveMessage) else kind for kind in kinds}
 
     def _rest(self, name: WorkerId, _: int) -> None:
-        """What the idle rule would do, at any moment at which it might."""
+        """Do what the idle rule would do, at any moment at which it might."""
         place = self.daemon.fleet.supervisor.places[name]
         known = self.daemon.cluster.workers.get(name)
         in_use = name in self.daemon.cluster.active or name in self.daemon.cluster.draining
@@ -244,7 +244,7 @@ class History:
         self.daemon.spawn(self.daemon.drains.resume(name))
 
     def _lend(self, name: WorkerId, number: int) -> None:
-        """To a program that names this device, or takes what is cheapest."""
+        """Lend to a program that names this device, or takes the cheapest."""
         devices = self.daemon.fleet.places[name].slot.devices if number % 2 else ()
         held_s, wait_s = (None, None, 5.0)[number // 2 % 3], (0.0, 3.0)[number // 6 % 2]
         asked = {"devices": devices, "even_last": number % 5 == 0, "wait_s": wait_s}
@@ -262,7 +262,7 @@ class History:
         assert not found, found
 
     async def end(self) -> None:
-        """Every worker is in service and well again."""
+        """Put every worker in service and in good health."""
         while self._borrowers:
             self._give_back(self.daemon.names[0], 0)
         await self.daemon.settle()
@@ -274,7 +274,7 @@ class History:
 
 
 def play(choices: Sequence[int]) -> None:
-    """One history, from its first start to its last answer.  The first number says which policy decides."""
+    """Play one history, from the first start to the last answer; the first number picks the policy."""
 
     async def history(loop: VirtualLoop) -> None:
         policy = POLICIES[choices[0] % len(POLICIES)] if choices else POLICIES[0]

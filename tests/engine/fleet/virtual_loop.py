@@ -1,4 +1,4 @@
-"""An event loop without waiting: its clock jumps to the next timer."""
+"""An event loop that never waits: its clock jumps to the next timer."""
 
 import asyncio
 import selectors
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class _Jumping(selectors.SelectSelector):
-    """Never waits: what the loop would wait for a timer, its clock jumps."""
+    """Jumps the clock by what the loop would wait for a timer."""
 
     jump: Callable[[float], None]
 
@@ -19,7 +19,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """One whose clock jumps."""
+    """A loop whose clock jumps."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -48,7 +48,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
-    """Do the work to its end; it may wait for hours, and takes no time."""
+    """Run the work to its end; it may wait for hours, and takes no time."""
     with VirtualLoop() as loop:
         loop.run_until_complete(work(loop))
         assert not loop.failures, loop.failures

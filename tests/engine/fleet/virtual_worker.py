@@ -43,7 +43,7 @@ class Words(msgspec.Struct, frozen=True):
 
 
 class VirtualCodec:
-    """Stands where vLLM's encoding stands."""
+    """Stand-in for vLLM's encoding."""
 
     def encode_request(self, core_request: Any) -> bytes:
         return msgspec.msgpack.encode(core_request.words)
@@ -60,12 +60,12 @@ class VirtualCodec:
 
 
 def prompt_tokens(words: Words) -> int:
-    """So many that neither what it makes nor what is kept for it needs another block."""
+    """Return so many that neither its output nor what is kept for it needs another block."""
     return words.blocks * BLOCK_TOKENS - BLOCK_TOKENS // 2
 
 
 def core_request(words: Words) -> Any:
-    """What vLLM's front end would hand to the fleet."""
+    """Return what vLLM's front end would hand to the fleet."""
     prompt = range(prompt_tokens(words))
     return SimpleNamespace(
         request_id=words.request,
@@ -91,7 +91,7 @@ class Copy:
 
 @dataclass
 class VirtualWorker:
-    """`inbox` is what it has been told and has not done, `outbox` what it has said and nobody has read."""
+    """`inbox` holds unprocessed commands, `outbox` unread messages."""
 
     name: str
     ear: Ear
@@ -124,7 +124,7 @@ class VirtualWorker:
         self.outbox.append(b"".join(encode_frame(message, payload)))
 
     def deliver(self) -> None:
-        """The daemon reads one frame."""
+        """Have the daemon read one frame."""
         if self.outbox and self.ended is None:
             self.ear.received(self.outbox.popleft())
 
@@ -141,7 +141,7 @@ class VirtualWorker:
         )  # fmt: skip
 
     def die(self, exit_code: int = -signal.SIGKILL, heard: int = 0) -> None:
-        """The process ends; of what it has said, so many frames are read before that is known."""
+        """End the process; this many of its frames are read before that is known."""
         if self.ended is not None:
             return
         for _ in range(heard):
@@ -154,7 +154,7 @@ class VirtualWorker:
     # -- what it does
 
     def obey(self, willing: bool = True) -> None:
-        """Carry out the next of what it was told; an unwilling one refuses what may be refused."""
+        """Carry out the next command; an unwilling worker refuses what may be refused."""
         if not self.inbox or self.hung or self.ended is not None or not (self.ready or self.stopping):
             return
         message, payload = self.inbox.popleft()
@@ -186,7 +186,7 @@ class VirtualWorker:
                 self._move(message, payload, willing)
 
     def step(self) -> None:
-        """One chunk or one token of each request that goes on here; the last chunk brings the first token."""
+        """Make one chunk or token of each active request; the last chunk brings the first token."""
         if self.hung or self.ended is not None:
             return
         outputs, leases = [], {}
@@ -266,7 +266,7 @@ class VirtualWorker:
             self.report()
 
     def _look_again(self, command: Any) -> None:
-        """Answer a parked command once there is a chunk or the first token; tell of what came after it."""
+        """Answer a parked command once there is a chunk or the first token; report what came after it."""
         copy, names = self.copies[command.request], _names(command)
         is_new = copy.words.blocks - copy.chunks_left != command.beyond
         if not copy.chunks_left and (copy.tokens <= 1 or not is_new):

@@ -1,9 +1,9 @@
-"""What a client may have compiled again without a turn at a judge."""
+"""What a client may have compiled again without queuing for a judge."""
 
 from melld.engine.frontend.allowance import Allowance
 
 
-def test_known_constraints_that_are_dear_take_turns_again() -> None:
+def test_known_but_expensive_constraints_queue_again() -> None:
     """A client cannot fill a worker's queue with constraints that were good before; cheap ones are never held up."""
     allowance = Allowance(2.0)
     assert [allowance.spend("a", 0.9, 0.0) for _ in range(4)] == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""What clients get of each family's answers with the parsers that are chosen for it: calls, thoughts, text."""
+"""What clients get of each family's answers with the chosen parsers: calls, thoughts, text."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ REASONING_WITHOUT_A_ROW = {
 
 
 class Told(NamedTuple):
-    """What a client is told."""
+    """What a client gets."""
 
     thought: str
     text: str
@@ -71,7 +71,7 @@ def request_of(family: Family) -> ChatCompletionRequest:
 
 
 def whole(family: Family, tokenizer: PreTrainedTokenizerFast, text: str) -> Told:
-    """The answer in one piece."""
+    """Return the answer in one piece."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     thought, content, calls = parser_of(family, tokenizer).parse(
         text, request_of(family), enable_auto_tools=True, model_output_token_ids=ids
@@ -80,7 +80,7 @@ def whole(family: Family, tokenizer: PreTrainedTokenizerFast, text: str) -> Told
 
 
 def streamed(family: Family, tokenizer: PreTrainedTokenizerFast, text: str) -> Told:
-    """The answer token by token, joined as clients join it."""
+    """Return the answer token by token, joined as clients join it."""
     parser, request, prompt = parser_of(family, tokenizer), request_of(family), tokenizer.encode("Hello")
     thought, content, names, arguments = "", "", {}, dict[int, str]()
     pieces = list(_pieces(tokenizer, text))
@@ -108,7 +108,7 @@ def _pieces(tokenizer: PreTrainedTokenizerFast, text: str) -> Iterator[tuple[str
 @EVERY
 @pytest.mark.parametrize("tell", [whole, streamed])
 @pytest.mark.parametrize("count", [1, 2])
-def test_calls_are_told(family: Family, demo_model: Path, tell: Any, count: int) -> None:
+def test_tool_calls_are_parsed(family: Family, demo_model: Path, tell: Any, count: int) -> None:
     """An agent gets one call, or two at once, with their arguments, and no markup as text."""
     tokenizer = tokenizer_of(family, demo_model)
     ends = family.think[1] if family.reasoning else ""
@@ -120,7 +120,7 @@ def test_calls_are_told(family: Family, demo_model: Path, tell: Any, count: int)
 
 @pytest.mark.parametrize("family", THINKS, ids=lambda one: one.name)
 @pytest.mark.parametrize("tell", [whole, streamed])
-def test_a_thought_is_told_apart_from_the_answer(family: Family, demo_model: Path, tell: Any) -> None:
+def test_a_thought_is_separated_from_the_answer(family: Family, demo_model: Path, tell: Any) -> None:
     """A chat window folds the one and shows the other."""
     told = tell(family, tokenizer_of(family, demo_model), f"One city.{family.think[1]}It rains.")
     assert (told.thought.strip(), told.text.strip(), told.calls) == ("One city.", "It rains.", [])

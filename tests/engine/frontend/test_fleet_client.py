@@ -15,7 +15,7 @@ from tests.serve.offline_daemon import OfflineDaemon
 
 
 def request_stamped(name: str, wall_clock_s: float) -> EngineCoreRequest:
-    """A request as vLLM makes it at this time of day."""
+    """Return a request as vLLM makes it at this time of day."""
     return EngineCoreRequest(
         request_id=name,
         prompt_token_ids=[1, 2, 3],
@@ -29,8 +29,8 @@ def request_stamped(name: str, wall_clock_s: float) -> EngineCoreRequest:
     )
 
 
-async def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
-    """Workers begin who came first, and preempt who came last: an hour set back would turn that round for an hour."""
+async def test_a_clock_that_is_set_back_reorders_nothing() -> None:
+    """Workers start the earliest and preempt the latest: an hour set back would reverse that for an hour."""
     daemon, turns = OfflineDaemon(), Turns()
     answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
     client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)
@@ -42,8 +42,8 @@ async def test_a_clock_that_is_set_back_lets_nobody_overtake() -> None:
     assert before.arrival_time < after.arrival_time
 
 
-async def test_many_waiting_outputs_let_others_have_their_turn() -> None:
-    """While workers are faster than the daemon, it still answers `/health`, and new requests come in."""
+async def test_many_queued_outputs_let_other_work_run() -> None:
+    """While workers are faster than the daemon, it still answers `/health` and admits requests."""
     daemon, turns = OfflineDaemon(), Turns()
     answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
     client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)

@@ -1,4 +1,4 @@
-"""Judges: real processes, forked from a real template, which compile what clients send and may be killed for it."""
+"""Judges: real processes, forked from a real template, that compile clients' constraints and may be killed for it."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ HEAVY = {"choice": [f"option {i:06d}" for i in range(50_000)]}
 
 
 def constraint(**fields: Any) -> bytes:
-    """vLLM's `StructuredOutputsParams` with these fields."""
+    """Return vLLM's `StructuredOutputsParams` with these fields."""
     return msgspec.msgpack.encode(fields)
 
 
@@ -45,7 +45,7 @@ class Court:
 
     @contextlib.asynccontextmanager
     async def judges(self, cpu_s: float) -> AsyncIterator[Judges]:
-        """As a daemon has them; all are gone at the end."""
+        """The judges as a daemon has them; all are gone at the end."""
         judges = Judges(self.template, self.spec, cpu_s)
         try:
             yield judges
@@ -56,14 +56,14 @@ class Court:
                     await asyncio.sleep(0.01)
 
     def pids(self) -> set[int]:
-        """Of the judges that are there."""
+        """Return the pids of the living judges."""
         children = Path(f"/proc/{self.template.pid}/task/{self.template.pid}/children").read_text().split()
         return {pid for pid in map(int, children) if is_there(pid)}
 
 
 @pytest.fixture(scope="module")
 def court(demo_model: Path) -> Iterator[Court]:
-    """One template for all of these tests, forked where its imports are made already."""
+    """One template for all of these tests, forked where its imports are already made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
@@ -83,8 +83,8 @@ async def _stop(process: TemplateProcess) -> None:
     process.stop()
 
 
-def test_what_takes_too_long_is_ended_and_remembered(court: Court) -> None:
-    """A constraint costs its budget once, its client is told why, and the next is judged as ever."""
+def test_a_constraint_that_takes_too_long_is_killed_and_remembered(court: Court) -> None:
+    """It costs its budget once, its client hears why, and the next is judged as ever."""
 
     async def scenario() -> None:
         async with court.judges(0.3) as judges:
@@ -97,7 +97,7 @@ def test_what_takes_too_long_is_ended_and_remembered(court: Court) -> None:
     court.runner.run(scenario())
 
 
-def test_no_limit_of_time_is_a_limit(court: Court) -> None:
+def test_an_infinite_time_limit_works(court: Court) -> None:
     """With `constraint_cpu_s = inf` constraints are compiled, and not all refused."""
 
     async def scenario() -> None:
@@ -108,8 +108,8 @@ def test_no_limit_of_time_is_a_limit(court: Court) -> None:
     court.runner.run(scenario())
 
 
-def test_what_takes_too_much_memory_is_ended(court: Court) -> None:
-    """It is refused as too complex before it takes the machine's memory, and the next is judged as ever."""
+def test_a_constraint_that_takes_too_much_memory_is_killed(court: Court) -> None:
+    """It is refused as too complex before it exhausts the machine, and the next is judged as ever."""
 
     async def scenario() -> None:
         async with court.judges(300) as judges:
@@ -121,7 +121,7 @@ def test_what_takes_too_much_memory_is_ended(court: Court) -> None:
     court.runner.run(scenario())
 
 
-def test_what_nobody_waits_for_is_ended(court: Court) -> None:
+def test_a_compilation_that_nobody_awaits_is_killed(court: Court) -> None:
     """A client that leaves takes its compilation with it, long before its budget is spent."""
 
     async def scenario() -> None:
@@ -162,7 +162,7 @@ def test_another_client_is_judged_meanwhile(court: Court) -> None:
     court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
-def test_two_that_want_the_same_wait_for_one_ruling(court: Court) -> None:
+def test_two_requests_for_the_same_constraint_share_one_ruling(court: Court) -> None:
     """A call with a hundred prompts is judged once, and one that leaves does not take it from the others."""
 
     async def scenario() -> None:
@@ -175,8 +175,8 @@ def test_two_that_want_the_same_wait_for_one_ruling(court: Court) -> None:
     court.runner.run(scenario())
 
 
-def test_a_judge_that_somebody_kills_is_replaced(court: Court) -> None:
-    """An operator's kill, or the kernel's for want of memory, costs nobody a request."""
+def test_a_killed_judge_is_replaced(court: Court) -> None:
+    """An operator's kill, or the kernel's out-of-memory killer, costs nobody a request."""
 
     async def scenario() -> None:
         async with court.judges(2) as judges:
@@ -188,7 +188,7 @@ def test_a_judge_that_somebody_kills_is_replaced(court: Court) -> None:
     court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
-def test_a_judge_that_is_stopped_is_replaced(court: Court) -> None:
+def test_a_stopped_judge_is_replaced(court: Court) -> None:
     """What a judge without a processor could not check is not called too complex."""
 
     async def scenario() -> None:
@@ -201,8 +201,8 @@ def test_a_judge_that_is_stopped_is_replaced(court: Court) -> None:
     court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
-def test_a_judge_whose_end_is_not_known_yet_is_replaced(court: Court) -> None:
-    """Its wire closes before the template, which may be held up, tells of its end: who asks just then must wait."""
+def test_a_judge_with_a_closed_wire_is_replaced(court: Court) -> None:
+    """Its wire closes before the template reports its end: whoever asks just then must wait."""
 
     async def scenario() -> None:
         async with court.judges(2) as judges:

@@ -1,4 +1,4 @@
-"""Parameters that forbid every token: known at once, or as soon as the sampler has no other."""
+"""Parameters that forbid every token: detected at once, or as soon as the sampler has no other."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ TOKENS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)
 
 
 def params(bad_words: list[list[int]] | None = None, **fields: Any) -> SamplingParams:
-    """Parameters as vLLM has completed them."""
+    """Return parameters as vLLM has completed them."""
     made = SamplingParams(bad_words=["word"] * len(bad_words or ()), **fields)
     made._bad_words_token_ids = bad_words
     made._all_stop_token_ids = {END, *(made.stop_token_ids or ())}
@@ -26,7 +26,7 @@ def params(bad_words: list[list[int]] | None = None, **fields: Any) -> SamplingP
 
 @st.composite
 def all_params(draw: st.DrawFn) -> SamplingParams:
-    """Any of those that forbid tokens."""
+    """Draw any parameters that forbid tokens."""
     return params(
         draw(st.lists(TOKENS, max_size=4)),
         allowed_token_ids=draw(st.none() | TOKENS),
@@ -36,7 +36,7 @@ def all_params(draw: st.DrawFn) -> SamplingParams:
 
 
 def forbidden(given_params: SamplingParams, said: list[int]) -> set[int]:
-    """What vLLM's sampler masks after these tokens."""
+    """Return what vLLM's sampler masks after these tokens."""
     words = given_params.bad_words_token_ids or []
     masked = {
         word[-1] for word in words if len(word) - 1 <= len(said) and said[len(said) - len(word) + 1 :] == word[:-1]
@@ -48,7 +48,7 @@ def forbidden(given_params: SamplingParams, said: list[int]) -> set[int]:
 
 @given(all_params(), st.lists(st.integers(0, VOCABULARY - 1), max_size=6))
 def test_a_token_passes_unless_the_sampler_masks_it(given_params: SamplingParams, tokens: list[int]) -> None:
-    """Nobody's answer ends in an error without a reason, and no contradiction is told as text."""
+    """No answer fails without a reason, and no contradiction is returned as text."""
     mask = Mask(given_params, VOCABULARY)
     if len(forbidden(given_params, [])) == VOCABULARY:
         with pytest.raises(NoTokenLeft):
@@ -63,13 +63,13 @@ def test_a_token_passes_unless_the_sampler_masks_it(given_params: SamplingParams
         mask.check([token])
 
 
-def test_an_output_with_a_structure_may_end_early() -> None:
+def test_a_structured_output_may_end_early() -> None:
     """vLLM lets it end where it is complete: `min_tokens` is no contradiction."""
     Mask(params(min_tokens=3, structured_outputs=StructuredOutputsParams(choice=["a"])), VOCABULARY).check([2, END])
 
 
 def test_ids_outside_the_vocabulary_forbid_nothing() -> None:
-    """A model's configuration may name an end token that it has not."""
+    """A model's configuration may name an end token that does not exist."""
     mask = Mask(params([[VOCABULARY]], min_tokens=2, stop_token_ids=[VOCABULARY + 3]), VOCABULARY)
     mask.check_first()
     mask.check([2, 3])
@@ -88,8 +88,8 @@ class State:
         self.queue = Queue()
 
 
-def test_the_error_comes_in_place_of_the_token_and_others_go_on() -> None:
-    """The one request ends, its forbidden token unseen; what else the step made is told."""
+def test_the_error_replaces_the_token_and_others_go_on() -> None:
+    """One request ends, its forbidden token unseen; the rest of the step is delivered."""
     states = {"a": State(), "b": State(), "plain": State()}
     masks = Masks(states, VOCABULARY)
     for name in ("a", "b"):
@@ -112,8 +112,8 @@ def test_the_error_comes_in_place_of_the_token_and_others_go_on() -> None:
     assert told(a=[0], gone=[1]) == {"a": [0], "gone": [1]}
 
 
-def test_tokens_that_vllm_forces_are_no_contradiction() -> None:
-    """A budget of thinking ends the thinking by a token that may be forbidden."""
+def test_tokens_forced_by_vllm_are_no_contradiction() -> None:
+    """A thinking budget ends the thinking with a token that may be forbidden."""
     states = {"a": State()}
     masks = Masks(states, VOCABULARY)
     masks.add("a", params(allowed_token_ids=[2], thinking_token_budget=1))

@@ -1,4 +1,4 @@
-"""Outputs that are only next tokens go past vLLM's output processing, whoever made them."""
+"""Outputs that are only next tokens bypass vLLM's output processing, whoever made them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from melld.engine.frontend.plain_outputs import before_vllm, parses_nothing
 
 
 class State:
-    """A request's, which takes all outputs."""
+    """A request's state, which takes all outputs."""
 
     def __init__(self) -> None:
         self.taken: list[list[int]] = []
@@ -25,8 +25,8 @@ class State:
         return True
 
 
-def test_what_a_worker_of_vllm_sends_goes_past_its_output_processor() -> None:
-    """Each step of a real engine has the version of its weights."""
+def test_a_vllm_worker_s_plain_output_bypasses_the_output_processor() -> None:
+    """Each step of a real engine carries the version of its weights."""
     sent = EngineCoreOutputs(outputs=[EngineCoreOutput(request_id="a", new_token_ids=[7])], weight_version="default")
     outputs = EngineCodec().decode_outputs(MsgpackEncoder().encode(sent), 0)
     state, left = State(), list[Any]()
@@ -40,7 +40,7 @@ class Parser(DelegatingParser):  # type: ignore[misc]  # vLLM is not checked: it
 
 
 class Tokenizer:
-    """As much of one as a parser looks at."""
+    """As much of a tokenizer as a parser looks at."""
 
     def get_vocab(self) -> dict[str, int]:
         return {"<tool_call>": 1, "</tool_call>": 2}
@@ -55,7 +55,7 @@ class Tokenizer:
 @pytest.mark.parametrize(
     ("tools", "parses"), [(None, False), ([{"type": "function", "function": {"name": "f"}}], True)]
 )
-def test_a_parser_is_not_asked_where_nobody_wants_what_it_finds(tools: Any, parses: bool) -> None:
+def test_a_parser_without_a_use_is_not_called(tools: Any, parses: bool) -> None:
     """A model with a parser costs no more than one without, as long as no tools are offered."""
     parser_class = telling(Parser, "call_", tells_twice=True)
     assert parser_class is not None

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts, taken in piece by piece: the same as vLLM's own way, in the same order of outputs."""
+"""Log-probabilities of prompts, processed piece by piece: equal to vLLM's own, with outputs in the same order."""
 
 import asyncio
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def output(request: str, token: int, logprobs: Any = None) -> Any:
 
 
 class Held:
-    """A `PromptLogprobs` with small pieces, and what it gives back."""
+    """A `PromptLogprobs` with small pieces, and what it returns."""
 
     def __init__(self) -> None:
         self.states: dict[str, Any] = {"long": SimpleNamespace(logprobs_processor=processor())}
@@ -56,7 +56,7 @@ def told(step: Any) -> list[tuple[str, list[int]]]:
     return [(one.request_id, one.new_token_ids) for one in step.outputs]
 
 
-def test_pieces_are_what_the_whole_is() -> None:
+def test_the_pieces_equal_the_whole() -> None:
     """Nobody sees that it was cut."""
     whole = processor()
     whole._update_prompt_logprobs(tensors())
@@ -73,8 +73,8 @@ def test_pieces_are_what_the_whole_is() -> None:
     assert back.outputs[0].new_prompt_logprobs_tensors is None
 
 
-def test_others_go_ahead_and_its_own_tokens_wait_in_their_order() -> None:
-    """One client's log-probabilities are no pause for the rest, and no token passes another of its stream."""
+def test_others_go_ahead_and_its_own_tokens_keep_their_order() -> None:
+    """One client's log-probabilities do not pause the rest, and no token passes another of its stream."""
 
     async def main() -> None:
         held = Held()
@@ -89,7 +89,7 @@ def test_others_go_ahead_and_its_own_tokens_wait_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4])
-def test_the_rest_is_left_when_the_request_is_aborted(turns: int) -> None:
+def test_the_rest_is_dropped_when_the_request_is_aborted(turns: int) -> None:
     """Nobody waits for it, and nothing of it is kept."""
 
     async def main() -> None:
@@ -104,8 +104,8 @@ def test_the_rest_is_left_when_the_request_is_aborted(turns: int) -> None:
     asyncio.run(main())
 
 
-def test_an_error_ends_its_request_and_no_other() -> None:
-    """A request whose log-probabilities cannot be read, for a bug in its tokenizer say, does not wait for ever."""
+def test_an_error_ends_only_its_own_request() -> None:
+    """A request whose log-probabilities cannot be read, say for a tokenizer bug, does not wait forever."""
 
     class Broken:
         def batch_decode(self, *_: Any, **__: Any) -> list[str]:
@@ -129,7 +129,7 @@ def test_an_error_ends_its_request_and_no_other() -> None:
 
 
 def test_a_short_prompt_is_not_held_back() -> None:
-    """Few log-probabilities are vLLM's to take in."""
+    """Few log-probabilities are left to vLLM."""
 
     async def main() -> None:
         short = output("long", 1, tensors(2))

@@ -1,4 +1,4 @@
-"""What vLLM refuses is told in one line that names the key, before any worker loads."""
+"""What vLLM refuses is reported in one line that names the key, before any worker loads."""
 
 import json
 import os
@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 def remembers(directory: Path) -> None:
-    """A Granite 4 with a Mamba layer, but for its weights."""
+    """Return a Granite 4 with a Mamba layer, without its weights."""
     make_demo_model(directory)
     config = json.loads((directory / "config.json").read_text())
     config |= {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"}
@@ -82,7 +82,7 @@ def remembers(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What each case comes to: those of `REFUSED`, a directory that is no model, one that is served twice, plugins.
+    """The result of each case: those of `REFUSED`, a directory without a model, one served twice, plugins.
 
     At the end the options of vLLM's API that nobody has asked for.
     """
@@ -108,7 +108,7 @@ def told(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     return [json.loads(line.removeprefix("TOLD ")) for line in done.stdout.splitlines() if line.startswith("TOLD ")]
 
 
-def test_what_vllm_refuses_is_told_in_one_line(told: list[list[str]]) -> None:
+def test_what_vllm_refuses_is_reported_in_one_line(told: list[list[str]]) -> None:
     """A mistake in one option costs seconds and one look, not a model's loading and a traceback."""
     for (options, key, words), (where, why) in zip(REFUSED, told[: len(REFUSED)], strict=True):
         assert where == f"[model.vllm] {key}", (options, why)
@@ -116,26 +116,26 @@ def test_what_vllm_refuses_is_told_in_one_line(told: list[list[str]]) -> None:
         assert "\n" not in why
 
 
-def test_files_that_are_no_model_are_told_as_the_path(told: list[list[str]]) -> None:
-    """Without an option to blame it is the model."""
+def test_files_that_are_no_model_are_reported_by_path(told: list[list[str]]) -> None:
+    """With no option to blame it is the model."""
     where, why = told[len(REFUSED)]
     assert where == "[model] path"
     assert "\n" not in why
 
 
-def test_what_vllm_takes_is_prepared(told: list[list[str]], demo_model: Path) -> None:
-    """Once and again in one process, as a daemon prepares before it serves."""
+def test_what_vllm_accepts_is_prepared(told: list[list[str]], demo_model: Path) -> None:
+    """Repeatedly in one process, as a daemon prepares before it serves."""
     assert told[len(REFUSED) + 1 :][:2] == [["served", demo_model.name, demo_model.name, "KV, 4.1 KB a token"]] * 2
 
 
-def test_parsers_of_the_operators_own_are_known(told: list[list[str]], demo_model: Path) -> None:
-    """The files that hold them are read, and one that cannot be read is named; the API has the one for reasoning."""
+def test_custom_parsers_are_imported(told: list[list[str]], demo_model: Path) -> None:
+    """Their files are read, an unreadable one is named, and the API has the reasoning parser."""
     served, refused = told[len(REFUSED) + 3 :][:2]
     assert served == ["served", demo_model.name, demo_model.name, "ours", "KV, 4.1 KB a token"]
     assert refused == ["[model.vllm] tool_parser_plugin", "/no/such cannot be imported: see the log"]
 
 
-def test_a_model_that_hears_is_prepared(told: list[list[str]]) -> None:
+def test_an_audio_model_is_prepared(told: list[list[str]]) -> None:
     """It has an encoder and a decoder, and no chat."""
     assert told[-4] == ["served", "hears", "hears", "tokens, not KV (an encoder's output)"]
 
@@ -145,14 +145,14 @@ def test_a_model_with_states_is_prepared(told: list[list[str]]) -> None:
     assert told[-3] == ["served", "remembers", "remembers", "KV with state, 39.3 KB + 1.02 KB a token"]
 
 
-def test_drafts_for_states_on_a_cpu_are_refused(told: list[list[str]]) -> None:
-    """The text would be another: vLLM's kernels go on from the states of drafts that were not accepted."""
+def test_drafts_with_states_on_a_cpu_are_refused(told: list[list[str]]) -> None:
+    """The text would change: vLLM's kernels go on from the states of rejected drafts."""
     assert told[-2] == [
         "[model.vllm] speculative_config",
         "vLLM generates different text with speculative decoding on CPUs: remove this option",
     ]
 
 
-def test_no_option_of_the_api_is_taken_and_forgotten(told: list[list[str]]) -> None:
-    """What is let in as carried out by vLLM's serving classes is read by somebody when they are built."""
+def test_no_api_option_is_accepted_and_forgotten(told: list[list[str]]) -> None:
+    """Every option accepted for vLLM's serving classes is read when they are built."""
     assert told[-1] == []

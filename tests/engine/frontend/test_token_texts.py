@@ -1,4 +1,4 @@
-"""Texts of tokens, kept: the same as vLLM's, and decoded once."""
+"""Token texts are cached: the same as vLLM's, and decoded once."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from melld.engine.frontend.token_texts import TokenTexts, bytes_of
 
 
 class Decoder:
-    """Decodes each id by itself, as vllm.tokenizers.detokenizer_utils.convert_ids_list_to_tokens, and counts."""
+    """Decodes each id alone, as vllm.tokenizers.detokenizer_utils.convert_ids_list_to_tokens, and counts."""
 
     def __init__(self) -> None:
         self.decoded: list[int] = []
@@ -18,8 +18,8 @@ class Decoder:
         return [tokenizer.decode([token]) for token in token_ids]
 
 
-async def test_a_token_is_decoded_once_and_says_what_it_says_by_itself(demo_model: Any) -> None:
-    """Log-probabilities of a long prompt no longer hold up everybody's streams, and read as they did."""
+async def test_a_token_is_decoded_once_and_to_vllm_s_text(demo_model: Any) -> None:
+    """Log-probabilities of a long prompt no longer hold up everybody's streams, and read as before."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model)
     decoder = Decoder()
     texts = TokenTexts(decoder)
@@ -34,8 +34,8 @@ async def test_a_token_is_decoded_once_and_says_what_it_says_by_itself(demo_mode
         assert text == plain or "\ufffd" in plain
 
 
-async def test_parts_of_characters_are_told_apart_and_make_the_text(demo_model: Any) -> None:
-    """As vLLM tells them, all of them are empty, and alternatives hide each other."""
+async def test_partial_characters_are_distinct_and_join_to_the_text(demo_model: Any) -> None:
+    """In vLLM's form all of them are empty, and alternatives hide each other."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model)
     text = "x\U0001f642\u65e5\u672c\u00e9 \u2014"
     tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -60,7 +60,7 @@ class Pieces:
 
 
 def test_bytes_are_found_in_other_vocabularies_or_left_to_vllm() -> None:
-    """A vocabulary that names its bytes otherwise reads as before."""
+    """A vocabulary that names its bytes differently reads as before."""
     pieces = "<0xE2>", "\u2581<x>", None, "\u00ef\u00bf\u00bd"
     told = TokenTexts(Decoder())(Pieces(*pieces), range(4))
     assert told == ["bytes:\\xe2", "\ufffd", "\ufffd", "\ufffd"]

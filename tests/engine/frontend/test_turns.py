@@ -1,4 +1,4 @@
-"""Turns of the event loop, each with a slice for pieces of long work."""
+"""Turns of the event loop, each with a time slice for pieces of long work."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,7 @@ from melld.engine.frontend.turns import Turns
 
 
 def _pieces_by_turn(turns: Turns, calls: int, pieces_of_a_call: int) -> Counter[int]:
-    """Return how many pieces each turn of the loop had."""
+    """Return how many pieces ran in each turn of the loop."""
     pieces: Counter[int] = Counter()
     turn = 0
 
@@ -27,8 +27,8 @@ def _pieces_by_turn(turns: Turns, calls: int, pieces_of_a_call: int) -> Counter[
     return pieces
 
 
-def test_pieces_that_fill_a_slice_have_a_turn_each_and_none_is_left_out() -> None:
-    """A hundred short pieces in one turn are one long one."""
+def test_pieces_that_fill_a_slice_get_a_turn_each() -> None:
+    """A hundred short pieces in one turn are one long one; none is left out."""
     pieces = _pieces_by_turn(Turns(slice_s=0.0), 7, 5)
     assert sum(pieces.values()) == 35
     assert set(pieces.values()) == {1}
@@ -39,8 +39,8 @@ def test_pieces_that_fit_into_a_slice_share_a_turn() -> None:
     assert set(_pieces_by_turn(Turns(slice_s=60.0), 7, 5).values()) == {35}
 
 
-def test_more_begin_in_a_turn_once_turns_are_short() -> None:
-    """Those who wait behind a long piece go on together, if they are cheap."""
+def test_more_pieces_start_per_turn_once_turns_are_short() -> None:
+    """Cheap pieces behind a long one go on together."""
     now_s, turn, begun = 0.0, 0, list[int]()
     turns = Turns(slice_s=1.0, clock=lambda: now_s)
 
@@ -61,8 +61,8 @@ def test_more_begin_in_a_turn_once_turns_are_short() -> None:
     assert list(Counter(begun).values()) == [1, 1, 2, 4]
 
 
-def test_a_first_piece_waits_for_nobody() -> None:
-    """Where nothing else is to do, nothing is lost."""
+def test_a_first_piece_does_not_wait() -> None:
+    """With nothing else to do, nothing is lost."""
 
     async def main() -> None:
         coroutine = Turns().mine()
@@ -75,7 +75,7 @@ def test_a_first_piece_waits_for_nobody() -> None:
     asyncio.run(main())
 
 
-def test_who_is_cancelled_while_it_waits_takes_no_turn() -> None:
+def test_a_piece_cancelled_while_queued_takes_no_turn() -> None:
     """The others go on."""
 
     async def main() -> list[str]:

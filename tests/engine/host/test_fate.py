@@ -1,4 +1,4 @@
-"""Whether a worker ended of its own doing: real processes, real signals."""
+"""Whether a worker ended by its own doing: real processes, real signals."""
 
 import shutil
 import signal
@@ -23,7 +23,7 @@ sys.stdin.read()
 
 
 def started() -> subprocess.Popen[bytes]:
-    """A process that waits."""
+    """Return a process that waits."""
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"here\n"
@@ -31,7 +31,7 @@ def started() -> subprocess.Popen[bytes]:
 
 
 def ended_by(number: signal.Signals) -> int:
-    """The exit code of one that was sent this signal."""
+    """Return the exit code of a process that got this signal."""
     with started() as process:
         process.send_signal(number)
         try:
@@ -41,7 +41,7 @@ def ended_by(number: signal.Signals) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_who_is_sent_a_signal_is_ended_from_outside(number: signal.Signals) -> None:
+def test_a_signalled_process_was_ended_from_outside(number: signal.Signals) -> None:
     """An administrator, a script, a logout."""
     assert Fate().is_from_outside(ended_by(number))
 
@@ -53,14 +53,14 @@ def test_a_crash_is_its_own_doing(number: signal.Signals) -> None:
 
 
 def test_an_exit_is_its_own_doing() -> None:
-    """With an error, without one, or when nobody knows: a request that kills workers must not hide behind that."""
+    """With or without an error, or unknown: a request that kills workers must not hide behind that."""
     assert not Fate().is_from_outside(None)
     assert not Fate().is_from_outside(1)
     assert not Fate().is_from_outside(0)
 
 
-def test_want_of_memory_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel kills with SIGKILL, too, and counts it; where it does not tell its count, it may have been it."""
+def test_an_out_of_memory_kill_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's SIGKILL shows in a counter; without the counter, it may have been one."""
     fate = Fate()
     monkeypatch.setattr(fates, "memory_kills", lambda: 10**9)
     assert not fate.is_from_outside(-signal.SIGKILL)
@@ -70,8 +70,8 @@ def test_want_of_memory_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Fate().is_from_outside(-signal.SIGKILL)
 
 
-def test_one_that_was_stopped_was_silent_for_that() -> None:
-    """melld kills who is silent; whether it hung or somebody had stopped it is seen before."""
+def test_a_stopped_worker_is_not_blamed_for_its_silence() -> None:
+    """melld kills silent workers, but first checks whether somebody had stopped them."""
     with started() as process:
         assert not is_stopped(process.pid)
         hung = Fate()
@@ -91,8 +91,8 @@ def test_one_that_was_stopped_was_silent_for_that() -> None:
     assert not is_stopped(process.pid)
 
 
-def test_a_process_is_not_stopped_because_of_its_name(tmp_path: Path) -> None:
-    """Models name files, and files name processes: what a name looks like says nothing of its process."""
+def test_a_process_s_name_does_not_make_it_look_stopped(tmp_path: Path) -> None:
+    """Models name files, and files name processes: a name says nothing about the process."""
     program = tmp_path / "x) T (1"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
     with subprocess.Popen([program, "60"]) as process:
@@ -129,6 +129,6 @@ CHATTER = (
         (None, (), "exited with an unknown code"),
     ],
 )
-def test_an_end_is_told_with_its_own_reason(exit_code: int | None, printed: tuple[str, ...], words: str) -> None:
-    """Who reads the log looks for the cause, not for a warning that happened to be printed before."""
+def test_an_end_is_reported_with_its_own_reason(exit_code: int | None, printed: tuple[str, ...], words: str) -> None:
+    """The log shows the cause, not a warning that happened to be printed before."""
     assert end_in_words(exit_code, "from outside", printed) == words

@@ -1,4 +1,4 @@
-"""Workers' messages, a bounded time in each turn of the event loop."""
+"""Workers' messages, read for a bounded time in each turn of the event loop."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class SlowWire:
 
 
 async def test_the_loop_turns_while_many_messages_are_read() -> None:
-    """However far a daemon is behind its workers, `/health` is answered, and each worker gets its turn."""
+    """However far the daemon is behind its workers, `/health` is answered, and each worker gets its turn."""
     read: list[str] = []
     intake, wires = Intake(), [SlowWire(name, 20, read) for name in "abc"]
     for wire in wires:
@@ -46,7 +46,7 @@ async def test_the_loop_turns_while_many_messages_are_read() -> None:
 
 
 async def test_a_paused_worker_is_not_read_until_it_is_resumed() -> None:
-    """Its wire fills: so it learns that the daemon is behind."""
+    """Its wire fills up, which is the back-pressure."""
     read: list[str] = []
     intake, wire = Intake(), SlowWire("a", 1, read)
     intake.pause("a")
@@ -58,8 +58,8 @@ async def test_a_paused_worker_is_not_read_until_it_is_resumed() -> None:
     assert read == ["a"]
 
 
-async def test_a_message_that_cannot_be_handled_ends_its_worker_alone() -> None:
-    """Tokens may be lost with it: the worker's requests resume elsewhere from the log, and the others are read."""
+async def test_a_message_that_cannot_be_handled_ends_only_its_worker() -> None:
+    """Tokens may be lost with it: its requests resume elsewhere from the log, and the other workers are read."""
     read: list[str] = []
     intake, bad, good = Intake(), SlowWire("bad", 1, read), SlowWire("good", 1, read)
     bad.read_on = lambda: 1 / 0  # type: ignore[assignment, return-value]

@@ -1,4 +1,4 @@
-"""GPU memory on its way to a worker: from its maker by the daemon and the template, over a library of the tests."""
+"""GPU memory on its way to a worker, through the daemon and the template, over a test library."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ GRANULE_BYTES, NBYTES = 2 << 20, 258 << 20
 
 
 class Tenant:
-    """A worker whose KV is lent, and what it says."""
+    """A worker whose KV is lent, and its messages."""
 
     def __init__(self, model: Path, template: TemplateProcess, arena: GpuArena) -> None:
         spec = WorkerSpec(
@@ -37,16 +37,16 @@ class Tenant:
         )
 
     async def hear(self, kind: type) -> Any:
-        """The next word of this kind; its end, unasked, is none."""
+        """Return the next message of this kind; an unexpected end fails."""
         while not isinstance(said := await asyncio.wait_for(self.heard.get(), 120), kind):
             assert not isinstance(said, wire.WorkerFailed | WorkerEnded), said
         return said
 
 
-async def test_a_worker_gets_its_devices_memory_at_birth_and_so_does_the_next(
+async def test_each_worker_gets_its_device_s_memory_at_birth(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon keeps what it passes on: one that is killed is followed by another in the same memory."""
+    """The daemon keeps what it passes on: a killed worker's successor gets the same memory."""
     environment = COMMON_ENVIRONMENT | CPU_ENVIRONMENT | {"LD_LIBRARY_PATH": str(build(tmp_path).parent)}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -10,7 +10,7 @@ from melld.engine.wire.spec import WorkerSpec
 
 
 class Cradle:
-    """In the place of a template: keeps the ends that a worker would have."""
+    """Stand-in for a template: keeps the ends that a worker would have."""
 
     def spawn(self, process: LocalProcess, _spec: WorkerSpec, descriptors: tuple[int, ...]) -> None:
         """Keep them."""
@@ -18,7 +18,7 @@ class Cradle:
 
 
 class Ear:
-    """Keeps what it hears, in its order."""
+    """Records what it hears, in order."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -33,8 +33,8 @@ class Ear:
         self.heard.append(reason)
 
 
-async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
-    """Where two die at once the second one's end may be read first; it says why, and holds tokens of its requests."""
+async def test_a_worker_s_last_words_are_heard_before_its_end() -> None:
+    """When two die at once the second's end may be read first; its last words explain it and hold tokens."""
     cradle, ear = Cradle(), Ear()
     child: Any = LocalChild(cradle, WorkerSpec(worker="w0", model_path="m", device_kind="cpu"), ear)  # type: ignore[arg-type]
     await child._connecting
@@ -44,15 +44,15 @@ async def test_the_last_words_of_a_worker_are_heard_before_its_end() -> None:
     assert ear.heard == [b"why it fails", "exited with code 1"]
 
 
-def test_each_gpu_worker_keeps_what_it_compiles_to_itself() -> None:
-    """Workers start side by side; a cache file that one writes while another reads it would fail that one's start."""
+def test_each_gpu_worker_has_its_own_compile_cache() -> None:
+    """Workers start side by side; a file that one writes while another reads it would fail that start."""
     specs = [WorkerSpec(worker=name, model_path="m", device_kind="cuda") for name in ("w0", "w1")]
     roots = [with_own_cache(spec, {"XDG_CACHE_HOME": "/cache"}).environment["VLLM_CACHE_ROOT"] for spec in specs]
     assert roots == ["/cache/vllm/melld/w0", "/cache/vllm/melld/w1"]
 
 
-def test_the_cache_is_in_the_home_of_the_machine_that_the_worker_is_on() -> None:
-    """The daemon's home may not be there."""
+def test_the_cache_is_in_the_home_of_the_worker_s_machine() -> None:
+    """The daemon's home may not exist there."""
     spec = WorkerSpec(worker="w2", model_path="m", device_kind="cuda", environment={"A": "b"})
     found = with_own_cache(spec, {"HOME": "/home/there"}).environment
     assert found == {"A": "b", "VLLM_CACHE_ROOT": "/home/there/.cache/vllm/melld/w2"}

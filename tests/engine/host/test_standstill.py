@@ -1,4 +1,4 @@
-"""Real processes that get on, or do not: a slow load is never taken for one that hangs."""
+"""Real processes with and without progress: a slow load is never mistaken for a hung one."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ A_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
 
 @contextmanager
 def running(code: str) -> Iterator[int]:
-    """A process that has begun."""
+    """Return a process that has started."""
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
@@ -45,7 +45,7 @@ def running(code: str) -> Iterator[int]:
 
 
 def looks(pid: int) -> tuple[int, int]:
-    """What is seen after some looks, the first of which compares with nothing."""
+    """Return what several looks see; the first has nothing to compare with."""
     onlooker, over = Onlooker(pid, "all"), threading.Event()
     onlooker.look()
     for _ in range(LOOKS):
@@ -60,7 +60,7 @@ def test_a_process_that_waits_is_idle() -> None:
         assert looks(pid) == (0, LOOKS)
 
 
-def test_a_stopped_process_is_told_from_one_that_waits() -> None:
+def test_a_stopped_process_is_told_from_a_waiting_one() -> None:
     """It is given up sooner: nobody stops a process by chance."""
     with running(COMPUTES) as pid:
         os.kill(pid, signal.SIGSTOP)
@@ -69,8 +69,8 @@ def test_a_stopped_process_is_told_from_one_that_waits() -> None:
         assert idle >= stopped  # on a busy machine it may not have computed before, either
 
 
-def test_a_process_that_gets_on_slowly_is_left_alone() -> None:
-    """A large model on a slow disk loads for as long as it takes: it reads, or it computes, or what it made does."""
+def test_a_process_with_slow_progress_is_left_alone() -> None:
+    """A large model on a slow disk loads as long as it takes: it, or a child, reads or computes."""
     for code in (COMPUTES, READS, A_CHILD.format(COMPUTES)):
         with running(code) as pid:
             stopped, idle = looks(pid)
@@ -79,7 +79,7 @@ def test_a_process_that_gets_on_slowly_is_left_alone() -> None:
 
 
 def test_a_process_that_is_gone_is_not_idle() -> None:
-    """Its end is told by others."""
+    """Its end is reported by others."""
     with running(SLEEPS) as pid:
         pass
     assert looks(pid) == (0, 0)
@@ -94,7 +94,7 @@ for _ in range(3): threading.Thread(target=bear).start()
 """
 
 
-def test_children_that_end_while_they_are_looked_at_are_no_fault() -> None:
+def test_children_that_end_while_being_looked_at_do_no_harm() -> None:
     """A load runs compilers by the dozen: the daemon must not stumble over one that has just ended."""
     with running(BEARS) as pid:
         onlooker = Onlooker(pid, "all")
@@ -103,8 +103,8 @@ def test_children_that_end_while_they_are_looked_at_are_no_fault() -> None:
             onlooker.look()
 
 
-def test_a_process_that_ends_in_mid_look_is_no_fault() -> None:
-    """Between two files of /proc any process may be gone, and its parent may not have waited for it yet."""
+def test_a_process_that_ends_in_mid_look_does_no_harm() -> None:
+    """Between two files of /proc any process may vanish, and its parent may not have reaped it yet."""
     for code in ("print(flush=True)", "import os; print(flush=True); os._exit(0)"):
         for _ in range(20):
             with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""The template process as the daemon sees it: what it makes may be gone before the daemon has heard of that."""
+"""The template process as the daemon sees it: a child may be gone before the daemon hears of it."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ os.fork = fail
 
 @contextlib.asynccontextmanager
 async def template() -> AsyncIterator[TemplateProcess]:
-    """One that is not started yet."""
+    """Return a template that has not been started."""
     made = TemplateProcess("cpu")
     try:
         yield made
@@ -52,7 +52,7 @@ async def template() -> AsyncIterator[TemplateProcess]:
 
 
 async def end_of(asked: TemplateProcess, harm: Callable[[int], None] = lambda _: None) -> tuple[int | None, str]:
-    """What is told of a process whose template is harmed before it could be made."""
+    """Return what is reported of a process whose template is harmed before the fork."""
     told: asyncio.Future[tuple[int | None, str]] = asyncio.get_running_loop().create_future()
     asked.spawn(LocalProcess(lambda _: None, lambda *end: told.set_result(end)), SPEC, (0, 1))
     assert asked.pid is not None
@@ -61,27 +61,27 @@ async def end_of(asked: TemplateProcess, harm: Callable[[int], None] = lambda _:
 
 
 def descriptors() -> int:
-    """How many this process has."""
+    """Return how many descriptors this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def replace_torch(code: str, path: Path, patch: pytest.MonkeyPatch) -> None:
-    """Have templates import this code as torch, and nothing else that takes long."""
+    """Make templates import this code as torch, and nothing else that takes long."""
     for package, text in {"torch": code, "transformers": MISSING, "vllm": MISSING}.items():
         (path / package).mkdir()
         (path / package / "__init__.py").write_text(text)
     patch.setenv("PYTHONPATH", os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]))
 
 
-def test_processes_are_made_by_torchs_multiprocessing() -> None:
-    """The context is torch's own, by another name."""
+def test_processes_are_made_by_torch_multiprocessing() -> None:
+    """The context is torch's own, under another name."""
     assert torch.multiprocessing.get_context("forkserver") is templates.CONTEXT
 
 
-async def test_a_template_that_cannot_begin_is_told_with_its_last_word(
+async def test_a_template_that_cannot_start_is_reported_with_its_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken installation is named, also where its last line is read only after its end."""
+    """A broken installation is named, even if its last line is read only after its end."""
     replace_torch("raise RuntimeError('the driver is of another age')", tmp_path, monkeypatch)
     async with template() as broken:
         code, cause = await end_of(broken)
@@ -91,16 +91,14 @@ async def test_a_template_that_cannot_begin_is_told_with_its_last_word(
     )
 
 
-async def test_a_template_that_somebody_ends_is_told_with_the_signal() -> None:
+async def test_a_killed_template_is_reported_with_the_signal() -> None:
     """Nothing that it printed has to do with it."""
     async with template() as ended:
         code, cause = await end_of(ended, lambda pid: os.kill(pid, signal.SIGTERM))
     assert (code, cause) == (-signal.SIGTERM, "its template process ended by SIGTERM")
 
 
-async def test_a_fork_that_fails_is_the_failed_start_of_one_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_fork_is_one_worker_s_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a limit of processes or memory the template ends, and the others go on; the next start makes another."""
     replace_torch(WITHOUT_FORK, tmp_path, monkeypatch)
     async with template() as without:
@@ -112,8 +110,8 @@ async def test_a_fork_that_fails_is_the_failed_start_of_one_worker(
             )
 
 
-async def test_a_process_is_told_of_from_its_fork_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what it prints, which says why it ended, and also if its template stands still then."""
+async def test_a_process_is_reported_from_its_fork_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including its output, which says why it ended, and even if its template hangs then."""
     replace_torch(ALMOST_NOTHING, tmp_path, monkeypatch)
     said: asyncio.Queue[Any] = asyncio.Queue()
     async with template() as asked, asyncio.timeout(PATIENCE_S):
@@ -134,7 +132,7 @@ async def test_a_process_is_told_of_from_its_fork_to_its_end(tmp_path: Path, mon
             process.kill()  # nothing
 
 
-async def test_what_is_sent_to_the_daemons_process_group_does_not_reach_the_template() -> None:
+async def test_signals_to_the_daemon_s_process_group_miss_the_template() -> None:
     """Ctrl-C, a hang-up, the SIGTERM of `timeout` and some containers: the daemon answers, and ends its workers."""
     async with template() as own:
         own.start()
@@ -145,8 +143,8 @@ async def test_what_is_sent_to_the_daemons_process_group_does_not_reach_the_temp
         assert os.getpgid(own.pid) == own.pid
 
 
-async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates_end() -> None:
-    """Its caller was told at once; the others must hear of the end, and none is lost."""
+async def test_a_worker_that_could_not_be_requested_hears_nothing_of_the_end() -> None:
+    """Its caller was told at once; the others must hear of the template's end, and none is lost."""
     told: asyncio.Queue[int] = asyncio.Queue()
 
     def tell(number: int, _exit_code: int | None, _cause: str) -> None:
@@ -162,8 +160,8 @@ async def test_a_worker_that_could_not_be_asked_for_is_not_told_of_the_templates
         assert sorted([await told.get() for _ in processes[1:]]) == list(range(1, 300))
 
 
-async def test_killing_a_process_that_was_never_forked_counts_as_its_end() -> None:
-    """Whoever stops a worker need not wait for the imports; the template's end is not told after that."""
+async def test_killing_an_unforked_process_counts_as_its_end() -> None:
+    """Whoever stops a worker need not wait for the imports; the template's end is not reported after that."""
     told: list[tuple[int | None, str]] = []
     async with template() as asked:
         process = LocalProcess(lambda _: None, lambda *end: told.append(end))
@@ -175,8 +173,8 @@ async def test_killing_a_process_that_was_never_forked_counts_as_its_end() -> No
     assert told == [(-signal.SIGKILL, "")]
 
 
-async def test_a_template_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each new try would take another from those that lack already."""
+async def test_a_template_that_cannot_be_started_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each retry would take another of the few that are left."""
 
     def fail(*_: object) -> int:
         raise BlockingIOError("no process is to be had")

@@ -19,10 +19,10 @@ MESSAGES = st.one_of(
 
 
 @given(frames=st.lists(st.tuples(MESSAGES, PAYLOADS), max_size=6), data=st.data())
-def test_frames_come_out_as_they_went_in_however_the_socket_cuts_them(
+def test_frames_survive_any_split_by_the_socket(
     frames: list[tuple[wire.Message, list[bytes]]], data: st.DataObject
 ) -> None:
-    """A stream socket keeps order, not borders: a request must not depend on where a read happens to end."""
+    """A stream socket keeps order, not boundaries: a request must not depend on where a read happens to end."""
     stream = b"".join(bytes(part) for message, payload in frames for part in encode_frame(message, payload))
     decoder = FrameDecoder(wire.ToWorker)
     seen = []
@@ -42,7 +42,7 @@ def test_a_stream_that_is_out_of_step_is_refused() -> None:
 
 
 def test_a_message_of_the_other_direction_is_refused() -> None:
-    """A worker takes no orders that are answers."""
+    """A worker accepts no answers as commands."""
     frame = b"".join(bytes(part) for part in encode_frame(wire.Pong(busy_s=0.0)))
     with pytest.raises(msgspec.ValidationError):
         list(FrameDecoder(wire.ToWorker).feed(frame))

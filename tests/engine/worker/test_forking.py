@@ -1,4 +1,4 @@
-"""The first lines of a process that was forked from the template: whose end is its own."""
+"""The first lines of a process forked from the template: whose end ends it."""
 
 import os
 import select
@@ -32,8 +32,8 @@ def stand_still() -> None:
 
 
 @pytest.mark.parametrize("first", ["template", "daemon"])
-def test_the_kernel_ends_a_worker_with_the_daemon_and_not_with_the_template(first: str) -> None:
-    """It frees the device even if it is stopped or stuck in a kernel, and outlives what forked it."""
+def test_the_kernel_ends_a_worker_with_the_daemon_not_with_the_template(first: str) -> None:
+    """It frees the device even if stopped or stuck in a kernel, and outlives what forked it."""
     words = [sys.executable, "-c", DAEMON]
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None

@@ -1,4 +1,4 @@
-"""A worker's grammars: who has left takes no time of the thread that compiles."""
+"""A worker's grammars: departed requests take no time of the compiling thread."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,8 @@ from typing import Any
 from melld.engine.worker.grammars import Grammars
 
 
-def test_the_grammar_of_an_aborted_request_is_not_compiled() -> None:
-    """Structured outputs of others wait for what is being compiled, not for what nobody wants any more."""
+def test_an_aborted_request_s_grammar_is_not_compiled() -> None:
+    """Others' structured outputs wait for compilations in progress, not for unwanted ones."""
     free = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as executor:
         manager: Any = SimpleNamespace(executor=executor)

@@ -1,4 +1,4 @@
-"""A worker's links, over links that do what a test needs."""
+"""A worker's links, over links that behave as a test needs."""
 
 import queue
 from types import SimpleNamespace
@@ -24,8 +24,8 @@ class StuckLink(Link):
         raise TransportFailed("cuda", "cudaIpcCloseMemHandle: invalid argument (1)")
 
 
-def test_a_link_that_does_not_close_in_order_is_closed_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    """No copy reads the ended sibling's memory any longer: whoever waits to lend it on must hear so."""
+def test_a_link_that_fails_to_close_still_counts_as_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """No copy reads the dead sibling's memory any longer: whoever waits to lend it on must hear so."""
     tried: queue.SimpleQueue[LinkTried] = queue.SimpleQueue()
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
     residency: Any = SimpleNamespace(borrow_scratch=lambda _: [], return_scratch=lambda _: None)

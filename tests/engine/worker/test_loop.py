@@ -1,4 +1,4 @@
-"""A worker's loop: what it is told between two steps."""
+"""A worker's loop: what it hears between two steps."""
 
 import queue
 import threading
@@ -13,8 +13,8 @@ from melld.engine.worker.main import EngineLoop, reason_of
 from tests.patience import PATIENCE_S
 
 
-def test_an_idle_worker_that_is_told_to_stop_with_other_news_stops_at_once() -> None:
-    """One that waited for yet another message would be killed at its deadline."""
+def test_a_stop_among_other_messages_is_obeyed_at_once() -> None:
+    """An idle worker that waited for yet another message would be killed at its deadline."""
     loop: Any = EngineLoop.__new__(EngineLoop)
     loop._engine = SimpleNamespace(scheduler=SimpleNamespace(has_requests=lambda: False), batch_queue=None)
     loop._parts = parts = MagicMock(inbox=queue.SimpleQueue())
@@ -28,8 +28,8 @@ def test_an_idle_worker_that_is_told_to_stop_with_other_news_stops_at_once() -> 
     parts.links.close.assert_called_once_with("w1")
 
 
-def test_a_value_that_vllm_refuses_is_told_with_what_is_wrong() -> None:
-    """And not with the number of such values, which is the first line of that error."""
+def test_a_value_that_vllm_refuses_is_reported_with_the_problem() -> None:
+    """Not with the number of errors, which is that message's first line."""
     from vllm.config import ParallelConfig
 
     with pytest.raises(ValueError, match="1 validation error") as refused:

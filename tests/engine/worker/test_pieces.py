@@ -9,7 +9,7 @@ from melld.engine.worker.residency.weights import PIECE_BYTES, WEIGHTS_TAG, Slee
 
 
 class Allocator:
-    """As far as vLLM's goes here: it puts to sleep what it knows of."""
+    """As much of vLLM's allocator as is used here: it puts to sleep what it knows of."""
 
     def __init__(self, *sizes: int) -> None:
         kinds = [(WEIGHTS_TAG, size) for size in sizes] + [("kv_cache", 1 << 30)]
@@ -24,8 +24,8 @@ class Allocator:
 
 
 @pytest.mark.parametrize(("pieces", "expected"), [(0, []), (1, [[0, 1]]), (9, [[0, 1], [2], [3]])])
-def test_a_wanted_engine_leaves_off_after_a_piece(pieces: int, expected: list[list[int]]) -> None:
-    """What is asleep by then is woken; KV memory is freed only when all weights are."""
+def test_an_engine_that_is_wanted_again_stops_after_a_piece(pieces: int, expected: list[list[int]]) -> None:
+    """The weights asleep by then are woken; KV memory is freed only when all weights are."""
     half = PIECE_BYTES // 2
     allocator = Allocator(half, half, 3 * half, 1)
     whole = allocator.pointer_to_data

@@ -1,4 +1,4 @@
-"""Links of a worker whose KV memory its ranks have, over ranks without a model."""
+"""Links of a worker whose KV memory belongs to its ranks, over ranks without a model."""
 
 import json
 
@@ -43,8 +43,8 @@ os._exit(0)
 """
 
 
-def test_a_link_that_one_rank_cannot_open_keeps_no_memory_of_the_peer() -> None:
-    """A peer that dies while its links are being opened must not leave its KV memory behind in the other ranks."""
+def test_a_link_that_one_rank_cannot_open_keeps_no_peer_memory() -> None:
+    """A peer that dies while its links open must not leave its KV memory mapped in the other ranks."""
     done = run_python("-c", MAIN)
     assert not done.returncode, done.stderr
     why, mapped = json.loads(done.stdout.splitlines()[-1])

@@ -21,8 +21,8 @@ vital(lambda: _end_with_first({os.pidfd_open(rank.pid): 1}))()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 6])
-def test_a_worker_ends_as_its_rank_did(number: int) -> None:
-    """Whatever signal that was: whose requests they are is told by how the worker ends."""
+def test_a_worker_ends_the_way_its_rank_did(number: int) -> None:
+    """By the same signal: how the worker ends decides which requests are suspected."""
     worker = ForkedPython([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert worker.stdout is not None
     os.kill(int(worker.stdout.readline()), number)

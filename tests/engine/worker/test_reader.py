@@ -1,4 +1,4 @@
-"""A worker's wire: what one request costs, or breaks, is no other's business, and pings are always answered."""
+"""A worker's wire: one request's cost or failure does not affect others, and pings are always answered."""
 
 import contextlib
 import os
@@ -32,12 +32,12 @@ WireUp = Callable[[Callable[..., Any]], "Wired"]
 
 
 def made(_core_request: bytes) -> Any:
-    """An `Arrival` without a grammar."""
+    """Return an `Arrival` without a grammar."""
     return SimpleNamespace(request=SimpleNamespace(request_id="r1"), compiling=None)
 
 
 class Wired:
-    """Both threads of a worker on one end of a socket; the other end is the test's.  vLLM's part is `prepare`."""
+    """Both of a worker's threads on one end of a socket; the test has the other.  vLLM's part is `prepare`."""
 
     def __init__(self, prepare: Callable[..., Any]) -> None:
         self._daemon, self._worker = socket.socketpair()
@@ -65,7 +65,7 @@ class Wired:
 
 @pytest.fixture
 def wired_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[WireUp]:
-    """A worker ends with its wire; the process of the tests does not."""
+    """Return such a pair; unlike a worker, the test process does not end with its wire."""
     monkeypatch.setattr(os, "_exit", lambda _code: None)
     with contextlib.ExitStack() as stack:
 
@@ -78,7 +78,7 @@ def wired_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[WireUp]:
 
 
 def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: WireUp) -> None:
-    """A grammar that compiles for a minute does not have its worker killed as hung."""
+    """A grammar that compiles for a minute does not get its worker killed as hung."""
     compiled = threading.Event()
 
     def compile_slowly(core_request: bytes) -> Any:
@@ -94,8 +94,8 @@ def test_a_ping_is_answered_while_a_request_takes_long_to_prepare(wired_to: Wire
     assert isinstance(wired.inbox.get(timeout=PATIENCE_S), Admitted)
 
 
-def test_a_worker_knows_the_daemons_time(wired_to: WireUp) -> None:
-    """Also on another machine, whose monotonic clock is any other: arrivals are told by the daemon's."""
+def test_a_worker_knows_the_daemon_s_time(wired_to: WireUp) -> None:
+    """Even on another machine with a different monotonic clock: arrivals use the daemon's."""
     wired, begun_s, daemon_s = wired_to(made), time.monotonic(), 1e6
     wired.send(wire.Ping(daemon_s))
     assert wired.said.get(timeout=PATIENCE_S) == PONG
@@ -103,7 +103,7 @@ def test_a_worker_knows_the_daemons_time(wired_to: WireUp) -> None:
     assert daemon_s <= now_s <= daemon_s + time.monotonic() - begun_s
 
 
-def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
+def test_messages_reach_the_engine_in_order(wired_to: WireUp) -> None:
     """An abort never overtakes the request that it is about."""
     wired = wired_to(made)
     wired.send(wire.AddRequest(request="r1", lease=1), b"")
@@ -113,7 +113,7 @@ def test_messages_reach_the_engine_in_their_order(wired_to: WireUp) -> None:
     assert wired.inbox.get(timeout=PATIENCE_S) == abort
 
 
-def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) -> None:
+def test_a_running_step_hears_only_of_final_departures(wired_to: WireUp) -> None:
     """A step that hears late would abort a suspended request that has come back."""
     wired = wired_to(made)
     for abort in (wire.AbortRequests(["back"], may_return=True), wire.AbortRequests(["gone"])):
@@ -123,7 +123,7 @@ def test_a_running_step_hears_only_of_those_that_never_return(wired_to: WireUp) 
 
 
 def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -> None:
-    """Whatever vLLM raises, and whatever the payload holds: its client is told, and the worker reads on."""
+    """Whatever vLLM raises, and whatever the payload holds: its client hears of it, and the worker reads on."""
 
     def refuse(_core_request: bytes) -> Any:
         raise RuntimeError("no such grammar")
@@ -139,8 +139,8 @@ def test_a_request_that_cannot_be_prepared_is_rejected_alone(wired_to: WireUp) -
     assert wired.inbox.get(timeout=PATIENCE_S) == wire.StopWorker()
 
 
-def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it(wired_to: WireUp) -> None:
-    """The daemon's log leads from the refusal to the decision."""
+def test_a_request_without_its_adapter_is_rejected_with_its_cause(wired_to: WireUp) -> None:
+    """The daemon's log leads from the refusal to the event that placed it."""
 
     def refuse(_request: Any) -> None:
         raise MoveRefused("r1", MoveRefusal.LORA_ABSENT)
@@ -154,7 +154,7 @@ def test_a_request_without_its_adapter_is_rejected_with_the_event_that_placed_it
 
 
 def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
-    """Nothing but that move fails, whatever was raised: its request goes on where it is."""
+    """Whatever was raised, only that move fails: its request goes on where it is."""
 
     def fail(_core_request: bytes) -> Any:
         raise ValueError("not like this")
@@ -171,7 +171,7 @@ def test_a_move_that_cannot_be_prepared_is_refused(wired_to: WireUp) -> None:
 
 
 class Compiling:
-    """vLLM's part for requests whose grammars compile until the test says otherwise, by their encoded requests."""
+    """vLLM's part for requests whose grammars compile until the test says otherwise, by encoded request."""
 
     def __init__(self) -> None:
         self.grammars: dict[bytes, Future[None]] = {}
@@ -181,8 +181,8 @@ class Compiling:
         return SimpleNamespace(compiling=grammar, core_request=core_request)
 
 
-def test_no_request_waits_for_the_grammar_of_another(wired_to: WireUp) -> None:
-    """Nor does a cancellation: what is copied meanwhile is copied for nobody."""
+def test_no_request_waits_for_another_s_grammar(wired_to: WireUp) -> None:
+    """Nor does a cancellation: until it is heard, copies are made for nobody."""
     vllm = Compiling()
     wired = wired_to(vllm.prepare)
     tokens = msgspec.msgpack.encode([7])
@@ -198,8 +198,8 @@ def test_no_request_waits_for_the_grammar_of_another(wired_to: WireUp) -> None:
 @pytest.mark.parametrize(
     "end", [wire.AbortRequests(["r1"]), say.CancelReservation(move=1, number=2, request="r1", lease=1)]
 )
-def test_who_leaves_before_its_grammar_is_compiled_does_not_come(wired_to: WireUp, end: msgspec.Struct) -> None:
-    """It would hold its blocks for ever; and who comes again comes once."""
+def test_a_request_that_leaves_while_its_grammar_compiles_is_not_added(wired_to: WireUp, end: msgspec.Struct) -> None:
+    """It would hold its blocks forever; and one that returns is added once."""
     vllm = Compiling()
     wired = wired_to(vllm.prepare)
     tokens = msgspec.msgpack.encode([7])
@@ -217,8 +217,8 @@ def test_who_leaves_before_its_grammar_is_compiled_does_not_come(wired_to: WireU
     assert wired.inbox.get(timeout=PATIENCE_S) == wire.StopWorker()
 
 
-def test_a_late_cancellation_of_a_move_leaves_who_has_come_back_since(wired_to: WireUp) -> None:
-    """It is repeated where a long step keeps the answer; the request, whose source has died, resumes here meanwhile."""
+def test_a_late_cancellation_of_a_move_spares_a_returned_request(wired_to: WireUp) -> None:
+    """Its answer delayed by a long step, it is repeated after the request resumed here, its source having died."""
     vllm = Compiling()
     wired = wired_to(vllm.prepare)
     tokens = msgspec.msgpack.encode([7])
@@ -233,8 +233,8 @@ def test_a_late_cancellation_of_a_move_leaves_who_has_come_back_since(wired_to: 
 
 
 @pytest.mark.parametrize("ends", ["a copy", "a step"])
-def test_a_request_resumes_once_nothing_is_under_way_for_its_past(ends: str) -> None:
-    """A copy would write into its blocks; a step in flight would tell it a token twice, or end the worker."""
+def test_a_request_resumes_once_nothing_of_its_past_is_in_flight(ends: str) -> None:
+    """A copy would write into its blocks; a step in flight would repeat a token, or end the worker."""
     resumed: list[str] = []
     written, in_flight = ({"r1"}, set()) if ends == "a copy" else (set(), {"r1"})
     residency: Any = SimpleNamespace(
@@ -256,8 +256,8 @@ def test_a_request_resumes_once_nothing_is_under_way_for_its_past(ends: str) -> 
     assert (resumed, book.leases) == (["r1"], {"r1": 2})
 
 
-def test_a_worker_ends_with_the_thread_that_it_cannot_do_without() -> None:
-    """One that can no longer read or write its wire is replaced at once, and says why with its last line."""
+def test_a_worker_ends_with_its_essential_threads() -> None:
+    """One that can no longer read or write its wire is replaced at once, and its last line says why."""
     code = """
 import threading
 from melld.engine.worker.start import vital

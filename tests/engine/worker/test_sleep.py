@@ -1,4 +1,4 @@
-"""Workers that nobody needs end, and come back when somebody does: on a real daemon with two CPU workers."""
+"""Idle workers end, and come back on demand: on a real daemon with two CPU workers."""
 
 import os
 import re
@@ -27,7 +27,7 @@ class Sleeper:
         self.operator = Operator(daemon)
 
     def wait(self, holds: Callable[[dict[str, Any]], bool], deadline_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The workers by name, once this holds of them."""
+        """Wait until this holds; return the workers by name."""
 
         def all_of(status: Any) -> dict[str, Any]:
             return {worker["worker"]: worker for worker in status["workers"]}
@@ -36,20 +36,20 @@ class Sleeper:
         return all_of(self.operator.status())
 
     def wait_all(self, state: str) -> dict[str, Any]:
-        """Until every worker stands there."""
+        """Wait until every worker is in this state."""
         return self.wait(lambda workers: all(worker["state"] == state for worker in workers.values()))
 
 
 @pytest.fixture(scope="module")
 def sleeper(demo_model: Path) -> Iterator[Sleeper]:
-    """It packs: a second worker is woken only when the first is full."""
+    """The daemon packs: a second worker is woken only when the first is full."""
     flags = ("--set", "idle.sleep_after_s=0.5", "--set", "idle.stop_after_s=0.5")
     flags += ("--set", 'scheduler.policy="best-fit"')
     with DaemonProcess(demo_model, "--device", "cpu:2", *flags, harmable=True) as process:
         yield Sleeper(process.wait_ready())
 
 
-def test_workers_without_requests_end_and_one_comes_back_for_a_request(sleeper: Sleeper) -> None:
+def test_idle_workers_end_and_one_returns_for_a_request(sleeper: Sleeper) -> None:
     """An idle GPU's memory and power are free, and the next client gets an answer, not a refusal."""
     pids = [worker["pid"] for worker in sleeper.operator.status()["workers"]]
     stopped = sleeper.wait_all("stopped")
@@ -63,8 +63,8 @@ def test_workers_without_requests_end_and_one_comes_back_for_a_request(sleeper: 
     assert restarts == [0, 0], "a wake on purpose is no failure"
 
 
-def test_a_request_that_comes_while_the_last_worker_ends_waits_and_is_answered(sleeper: Sleeper) -> None:
-    """Going to sleep races with arrivals: whoever comes in between waits for the wake."""
+def test_a_request_that_comes_as_the_last_worker_ends_is_answered(sleeper: Sleeper) -> None:
+    """Sleep races with arrivals: one that comes in between waits for the wake."""
     Stream(sleeper.daemon, SHORT).result()
     sleeper.wait(lambda workers: all(worker["state"] in ("stopping", "stopped") for worker in workers.values()))
     answers = [Stream(sleeper.daemon, SHORT) for _ in range(4)]
@@ -73,8 +73,8 @@ def test_a_request_that_comes_while_the_last_worker_ends_waits_and_is_answered(s
     assert len({result.choices[0].text for result in results}) == 1
 
 
-def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: Sleeper) -> None:
-    """Waking fails: the request goes to another worker, and the one that died is started again."""
+def test_a_worker_that_dies_while_waking_costs_its_requests_nothing(sleeper: Sleeper) -> None:
+    """The request goes to another worker, and the dead one is restarted."""
     unharmed = Stream(sleeper.daemon, SHORT).result()
     sleeper.wait_all("stopped")
     faults = [sleeper.daemon.faults / f"{worker}.starting.STOP" for worker in ("w0", "w1")]
@@ -90,8 +90,8 @@ def test_a_worker_that_dies_while_it_wakes_costs_its_requests_nothing(sleeper: S
     sleeper.wait(lambda workers: workers[victim["worker"]]["restarts"] == 1)
 
 
-def test_who_wakes_after_the_templates_end_is_made_by_another(sleeper: Sleeper) -> None:
-    """Whatever kills the process that workers are made from: those that are awake go on, and those asleep wake."""
+def test_a_sleeping_worker_wakes_from_a_new_template(sleeper: Sleeper) -> None:
+    """Whatever kills the template: awake workers go on, and sleeping ones wake."""
     with slowed(sleeper.daemon.faults):
         stream = Stream(sleeper.daemon, {**GREEDY, "max_tokens": 100})
         stream.wait_chunks(5)

@@ -1,4 +1,4 @@
-"""What melld mends in vLLM's CPU build computes what it should, and is still needed."""
+"""melld's fixes to vLLM's CPU build compute correctly and are still needed."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ WHY = "vLLM no longer needs this mend: delete it"
 
 @pytest.fixture(scope="module")
 def mends() -> Any:
-    """vLLM's kernels, and the mends, as a worker on a CPU loads them."""
+    """vLLM's kernels, and the fixes, as a worker on a CPU loads them."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
@@ -41,7 +41,7 @@ POSITIONS = torch.tensor([3, 9, 100, 400, 5, 77, 999])
 
 
 def heads_of_tokens(is_slice: bool) -> list[torch.Tensor]:
-    """Queries of four heads and keys of one, [tokens, heads, width], as latent attention has them."""
+    """Return queries of four heads and keys of one, [tokens, heads, width], as latent attention has them."""
     source = torch.Generator().manual_seed(1)
     shape = (len(POSITIONS), HEADS, WIDTH + 16 * is_slice)
     return [torch.randn(shape, generator=source)[:, :heads, -WIDTH:] for heads in (HEADS, 1)]
@@ -52,7 +52,7 @@ def flat(part: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("is_slice", [False, True])
-def test_each_head_is_rotated_by_its_tokens_position(mends: Any, embedding: Any, is_slice: bool) -> None:
+def test_each_head_is_rotated_by_its_token_s_position(mends: Any, embedding: Any, is_slice: bool) -> None:
     """DeepSeek, GLM-4.7-Flash and LFM2 write the text that they should."""
     query, key = heads_of_tokens(is_slice)
     expected = mends.ROTARY_KERNEL(embedding, POSITIONS, flat(query), flat(key))
@@ -61,15 +61,15 @@ def test_each_head_is_rotated_by_its_tokens_position(mends: Any, embedding: Any,
         torch.testing.assert_close(flat(part), flat_part)
 
 
-def test_the_kernel_is_kept_where_it_is_right(mends: Any, embedding: Any) -> None:
-    """Most models lose no speed to the mend."""
+def test_the_kernel_is_kept_where_it_is_correct(mends: Any, embedding: Any) -> None:
+    """Most models lose no speed to the fix."""
     query, key = map(flat, heads_of_tokens(is_slice=False))
     rotated, _ = mends.rotate(embedding, POSITIONS, query, key)
     assert rotated is query, "the kernel works in place"
 
 
 def test_the_kernel_still_rotates_heads_by_wrong_positions(mends: Any, embedding: Any) -> None:
-    """Else the mend costs speed for nothing."""
+    """Otherwise the fix costs speed for nothing."""
     query, key = heads_of_tokens(is_slice=False)
     expected, _ = mends.ROTARY_KERNEL(embedding, POSITIONS, flat(query), flat(key))
     wrong, _ = mends.ROTARY_KERNEL(embedding, POSITIONS, query, key)
@@ -79,8 +79,8 @@ def test_the_kernel_still_rotates_heads_by_wrong_positions(mends: Any, embedding
 # -- Mamba 2 -------------------------------------------------------------------------------------------------------
 
 
-def test_the_scan_still_returns_the_last_state_alone(mends: Any) -> None:
-    """Else a prompt could be prefilled in fewer steps than the mend makes of it."""
+def test_the_scan_still_returns_only_the_last_state(mends: Any) -> None:
+    """Otherwise a prompt could be prefilled in fewer steps than with the fix."""
     from vllm.model_executor.layers.mamba.ops.cpu.mamba_ssm import _mamba_chunk_scan_combined_fwd_cpu
 
     tokens, chunk = 96, 32
@@ -105,7 +105,7 @@ def test_the_scan_still_returns_the_last_state_alone(mends: Any) -> None:
 
 
 class Scan:
-    """Two sequences of random numbers for a layer of Mamba 1."""
+    """Two sequences of random numbers for a Mamba 1 layer."""
 
     DIM, STATE, STARTS = 16, 8, (0, 9, 20)
 
@@ -119,7 +119,7 @@ class Scan:
         self.states = torch.full((4, self.DIM, self.STATE), torch.nan)
 
     def run(self, spans: Sequence[tuple[int, int]], begun: bool) -> torch.Tensor:
-        """What comes out for these tokens of the two sequences, whose states lie in slots 2 and 1."""
+        """Return the output for these tokens of the two sequences, whose states are in slots 2 and 1."""
         from melld.engine.worker.vllm_on_cpu.selective_scan import selective_scan
 
         tokens = torch.cat([torch.arange(*span) for span in spans])
@@ -132,7 +132,7 @@ class Scan:
         return z
 
     def expected(self) -> torch.Tensor:
-        """The same by the formula."""
+        """Compute the same by the formula."""
         out = torch.empty_like(self.z)
         for first, end in zip(self.STARTS, self.STARTS[1:], strict=False):
             state = torch.zeros(self.DIM, self.STATE)
@@ -150,8 +150,8 @@ def test_mamba_1_scans_a_prompt(mends: Any) -> None:
     torch.testing.assert_close(scan.run([(0, 9), (9, 20)], begun=False), scan.expected())
 
 
-def test_its_states_do_not_depend_on_how_the_prompt_is_cut(mends: Any) -> None:
-    """Each sequence goes on from its own state, to the last bit."""
+def test_scan_states_do_not_depend_on_chunking(mends: Any) -> None:
+    """Each sequence continues from its own state, to the last bit."""
     whole, cut = Scan(), Scan()
     out = whole.run([(0, 9), (9, 20)], begun=False)
     first, rest = cut.run([(0, 4), (9, 10)], begun=False), cut.run([(4, 9), (10, 20)], begun=True)
@@ -161,12 +161,12 @@ def test_its_states_do_not_depend_on_how_the_prompt_is_cut(mends: Any) -> None:
 
 
 def test_vllm_still_has_no_such_scan(mends: Any) -> None:
-    """Else its own is quicker."""
+    """Its own would be faster."""
     assert not hasattr(torch.ops._C, "selective_scan_fwd"), WHY
 
 
-def test_linear_layers_still_take_rows_alone(mends: Any) -> None:
-    """Else Mamba 1 need not copy what they read."""
+def test_linear_layers_still_need_contiguous_rows(mends: Any) -> None:
+    """Otherwise Mamba 1 need not copy their input."""
     from vllm import _custom_ops as ops
 
     weight = torch.randn(32, 16)
@@ -175,8 +175,8 @@ def test_linear_layers_still_take_rows_alone(mends: Any) -> None:
         ops.onednn_mm(handler, torch.randn(16, 8).T, None)
 
 
-def test_vllms_kernel_still_takes_one_decay_a_head(mends: Any) -> None:
-    """As Mamba 2 has it.  Else single tokens need no mend."""
+def test_vllm_s_kernel_still_takes_one_decay_per_head(mends: Any) -> None:
+    """As in Mamba 2.  Otherwise single tokens need no fix."""
     from vllm.model_executor.layers.mamba.ops.cpu.mamba_ssm import selective_state_update
 
     scan, slots, out = Scan(), torch.tensor([1], dtype=torch.int32), torch.empty(1, Scan.DIM)
@@ -194,7 +194,7 @@ def test_vllms_kernel_still_takes_one_decay_a_head(mends: Any) -> None:
 
 
 class Net:
-    """A layer of random weights, with room for the states of some sequences, and the tokens that it has seen."""
+    """A layer of random weights, with state slots for some sequences, and the tokens that it has seen."""
 
     def __init__(self, columns: int = TAPS - 1) -> None:
         source = torch.Generator().manual_seed(2)
@@ -221,7 +221,7 @@ class Net:
         return [part.reshape(1, len(mixed), -1, WIDTH) for part in mixed.split(sizes, -1)]
 
     def run(self, first: int, end: int, function: Any, **metadata: Any) -> torch.Tensor:
-        """What the function puts out for these tokens of one sequence, in one step."""
+        """Return the function's output for these tokens of one sequence, in one step."""
         from vllm.forward_context import ForwardContext, override_forward_context
         from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
@@ -238,7 +238,7 @@ class Net:
         return out
 
     def prefill(self, first: int, end: int, function: Any) -> torch.Tensor:
-        """A part of a prompt, whose state lies in slot 1."""
+        """Compute a part of a prompt whose state is in slot 1."""
         return self.run(
             first,
             end,
@@ -251,7 +251,7 @@ class Net:
         )
 
     def draft(self, first: int, accepted: int, function: Any) -> torch.Tensor:
-        """A token and three drafted ones, of which states lie in slots 1 to 4."""
+        """Compute a token and three drafted ones, whose states are in slots 1 to 4."""
         return self.run(
             first,
             first + DRAFTS + 1,
@@ -264,7 +264,7 @@ class Net:
         )
 
     def in_steps(self, cuts: Sequence[int], function: Any) -> torch.Tensor:
-        """What it puts out for all tokens, when their steps end there."""
+        """Return the output for all tokens when their steps end there."""
         spans = zip([0, *cuts], [*cuts, len(self.tokens)], strict=True)
         return torch.cat([self.prefill(first, end, function) for first, end in spans])
 
@@ -276,8 +276,8 @@ def gated_delta_net(mends: Any) -> Any:
     return gated_delta_net
 
 
-def test_a_gated_delta_net_computes_what_transformers_do(gated_delta_net: Any) -> None:
-    """Qwen3.5, 3.6 and Qwen3-Next run on a CPU in float32, whatever the sizes of their heads."""
+def test_a_gated_delta_net_matches_transformers(gated_delta_net: Any) -> None:
+    """Qwen3.5, 3.6 and Qwen3-Next run on a CPU in float32, whatever their head sizes."""
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
     net = Net()
@@ -293,14 +293,14 @@ def test_a_gated_delta_net_computes_what_transformers_do(gated_delta_net: Any) -
 
 
 @pytest.mark.parametrize("cuts", [[1], [2, 3], [20], list(range(1, 40))], ids=str)
-def test_its_states_do_not_depend_on_how_a_prompt_is_cut(gated_delta_net: Any, cuts: list[int]) -> None:
-    """A request that has moved computes its prompt in other steps, and says the same to the last bit."""
+def test_delta_net_states_do_not_depend_on_chunking(gated_delta_net: Any, cuts: list[int]) -> None:
+    """A moved request computes its prompt in other steps, with the same result to the last bit."""
     assert torch.equal(Net().in_steps(cuts, gated_delta_net), Net().in_steps([], gated_delta_net))
 
 
 @pytest.mark.parametrize("accepted", range(1, DRAFTS + 2))
-def test_drafted_tokens_that_are_refused_leave_nothing_behind(gated_delta_net: Any, accepted: int) -> None:
-    """With a drafter the text is that without."""
+def test_rejected_draft_tokens_leave_nothing_behind(gated_delta_net: Any, accepted: int) -> None:
+    """With a drafter the text is the same as without."""
     net, start = Net(TAPS - 1 + DRAFTS), 10
     net.prefill(0, start, gated_delta_net)
     net.draft(start, 1, gated_delta_net)
@@ -312,7 +312,7 @@ def test_drafted_tokens_that_are_refused_leave_nothing_behind(gated_delta_net: A
 
 
 def test_vllm_still_has_no_gated_delta_net_for_float32(mends: Any, gated_delta_net: Any) -> None:
-    """Else its own is quicker."""
+    """Its own would be faster."""
     from melld.engine.worker.vllm_on_cpu.gated_delta_net import KERNEL
 
     with pytest.raises(AssertionError, match="BF16"):
@@ -320,8 +320,8 @@ def test_vllm_still_has_no_gated_delta_net_for_float32(mends: Any, gated_delta_n
 
 
 @pytest.mark.parametrize("width", [32, 64, 96, 128, 256])
-def test_vllms_kernel_still_takes_the_same_sizes_of_heads(gated_delta_net: Any, width: int) -> None:
-    """The mend stands in for it where it refuses, and nowhere else."""
+def test_vllm_s_kernel_still_supports_the_same_head_sizes(gated_delta_net: Any, width: int) -> None:
+    """The fix replaces it where it refuses, and nowhere else."""
     from vllm import _custom_ops as ops
 
     from melld.engine.worker.vllm_on_cpu.gated_delta_net import KERNEL_HEADS

@@ -1,4 +1,4 @@
-"""What a worker says, and when it is sure to be heard."""
+"""A worker's output, and when it is sure to be received."""
 
 import socket
 
@@ -6,8 +6,8 @@ from melld.engine.wire import messages as wire
 from melld.engine.worker.writer import Writer
 
 
-def test_what_is_told_is_on_its_way_when_the_call_returns() -> None:
-    """A request that ends its worker at once was there, and bears that death: else it would end one after another."""
+def test_a_message_is_on_its_way_when_the_call_returns() -> None:
+    """A request that kills its worker at once must be on record as present, or it would kill one after another."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         writer = Writer(ours)

@@ -1,4 +1,4 @@
-"""The process that looks at the fake GPUs: one JSON question a line on stdin, one JSON answer a line on stdout.
+"""The process that reads the fake GPUs: one JSON question a line on stdin, one JSON answer a line on stdout.
 
 A process of its own, so that the fake library never lives in the process that runs the other tests.
 """
@@ -17,7 +17,7 @@ from melld.migrate.topology import segments_of_gpus
 
 
 class Probe:
-    """What a test may ask for, by name; besides, `renew` makes another of it, which remembers nothing."""
+    """What a test may ask for, by name; `renew` replaces it with a fresh one."""
 
     def __init__(self) -> None:
         self._nvml = Nvml()
@@ -34,18 +34,18 @@ class Probe:
         return self._nvml.link(first, second)
 
     async def segments(self, uuids: list[str]) -> object:
-        """What copies between these GPUs share, by name."""
+        """Return the segments that copies between these GPUs share, by name."""
         return {one.name: sorted(one.pairs) for one in segments_of_gpus(self._nvml.links(uuids))}
 
     async def poll(self, uuids: list[str], deadline_s: float) -> object:
-        """The poller lives on from one call to the next, and so do its open questions."""
+        """Poll; the poller and its open questions persist from one call to the next."""
         if uuids:
             sources = {uuid: functools.partial(self._nvml.read, uuid) for uuid in uuids}
             self._poller = DevicePoller(sources, deadline_s)
         return await self._poller.read()
 
     async def workers(self, running: list[tuple[str, int, list[str]]]) -> object:
-        """Name, process and GPUs of each."""
+        """Return name, process and GPUs of each."""
         return await self._workers.read([WorkerDevices(name, pid, tuple(uuids)) for name, pid, uuids in running])
 
 

@@ -1,4 +1,4 @@
-"""Run the CUDA copy kernel on CPU memory in Triton's interpreter, and hold it against plain indexing.
+"""Run the CUDA copy kernel on CPU memory in Triton's interpreter, and compare it with plain indexing.
 
 A process of its own: the interpreter is chosen when Triton is imported, and vLLM's CPU build must not find Triton.
 """
@@ -16,7 +16,7 @@ BLOCKS = 24
 
 
 def cache(shape: tuple[int, ...], order: str) -> list[torch.Tensor]:
-    """One tensor a layer, block first, of random bytes in one allocation."""
+    """Return one tensor per layer, block first, of random bytes in one allocation."""
     layers, *block = shape
     lead = (BLOCKS, layers) if order == "BLHNC" else (layers, BLOCKS)
     memory = torch.randint(0, 256, (*lead, *block[:-1], block[-1] * 4), dtype=torch.uint8).view(torch.float32)
@@ -24,7 +24,7 @@ def cache(shape: tuple[int, ...], order: str) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    """Each layout against each count of blocks: one, odd, even, all."""
+    """Try each layout with each count of blocks: one, odd, even, all."""
     chance = random.Random(1)
     torch.manual_seed(1)
     # Chunks shorter than a program's part, longer than one, whole 16-byte words and whole 8-byte words alone.

@@ -1,4 +1,4 @@
-"""Another process with a cache of its own, from which copies are read."""
+"""Another process with its own cache, from which copies are read."""
 
 import sys
 from multiprocessing import Pipe

@@ -1,4 +1,4 @@
-"""A process with KV memory of its own, for tests of the transports."""
+"""A process with its own KV memory, for tests of the transports."""
 
 import os
 from multiprocessing.connection import Connection
@@ -12,7 +12,7 @@ LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 24, 2, 4, 8
 
 
 def make_cache(blocks: int = BLOCKS, device: str = "cpu", order: str = "LBHNC") -> list[torch.Tensor]:
-    """One tensor [B, H, N, C] a layer, zeros, in one allocation; block outermost with `order` "BLHNC"."""
+    """Return one tensor [B, H, N, C] per layer, zeros, in one allocation; block outermost with `order` "BLHNC"."""
     shape = (blocks, LAYERS) if order == "BLHNC" else (LAYERS, blocks)
     cache = torch.zeros(*shape, HEADS, TOKENS, WIDTH, device=device)
     if device == "cpu":  # where siblings can map it, as a worker has it
@@ -21,13 +21,13 @@ def make_cache(blocks: int = BLOCKS, device: str = "cpu", order: str = "LBHNC") 
 
 
 def fill(tensors: list[torch.Tensor]) -> None:
-    """Every element another number, the same in every process."""
+    """Give every element another number, the same in every process."""
     for layer, tensor in enumerate(tensors):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + layer * 1e6)
 
 
 def region_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Their allocation's bytes."""
+    """Return their allocation's bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(tensors[0].untyped_storage())
 
 

@@ -1,4 +1,4 @@
-"""Copies on a thread of their own: in order, cancellable, each ending in one word."""
+"""Copies on their own thread: in order, cancellable, each with exactly one outcome."""
 
 import queue
 import threading
@@ -20,7 +20,7 @@ class CompilationFailed(Exception):
 
 
 class GatedLink(SharedMemoryLink):
-    """A link between two caches of this process whose every piece waits to be let through."""
+    """A link between two caches of this process whose every piece waits to be released."""
 
     gate: threading.Semaphore
     failure: Exception | None = None
@@ -33,7 +33,7 @@ class GatedLink(SharedMemoryLink):
 
 
 class Bench:
-    """A gated link, its copies, and what was heard of them."""
+    """A gated link, its copies, and their outcomes."""
 
     def __init__(self, bytes_per_s: float | None = None) -> None:
         self.source, self.target = make_cache(), make_cache()
@@ -61,7 +61,7 @@ def bench() -> Iterator[Bench]:
     assert bench.heard.empty(), "a job ended twice"
 
 
-def test_jobs_end_in_the_order_in_which_they_came(bench: Bench) -> None:
+def test_jobs_end_in_order(bench: Bench) -> None:
     """A link carries one copy at a time; none is forgotten, none overtakes."""
     bench.copies.submit("a", [1, 2], [3, 4])
     bench.copies.submit("b", [5], [6])
@@ -71,8 +71,8 @@ def test_jobs_end_in_the_order_in_which_they_came(bench: Bench) -> None:
         assert torch.equal(mine[[3, 4, 6]], theirs[[1, 2, 5]])
 
 
-def test_what_a_frozen_request_waits_for_goes_between_two_pieces(bench: Bench) -> None:
-    """A client whose request stands still does not wait for another's long copy."""
+def test_a_frozen_request_s_copy_goes_between_two_pieces(bench: Bench) -> None:
+    """A client whose request is frozen does not wait for another's long copy."""
     bench.copies.submit("long", [1, 2, 3], [1, 2, 3])
     bench.let(1)
     bench.copies.submit("urgent", [4], [4], urgent=True)
@@ -81,7 +81,7 @@ def test_what_a_frozen_request_waits_for_goes_between_two_pieces(bench: Bench) -
     assert [bench.hear().job, bench.hear().job] == ["urgent", "long"]
 
 
-def test_a_job_that_waits_for_the_rate_limit_holds_nobody_up() -> None:
+def test_a_rate_limited_job_holds_nobody_up() -> None:
     """What urgent copies have used up of a limited link delays neither the next urgent one nor a cancellation."""
     bench = Bench(bytes_per_s=1.0)
     bench.let(100)
@@ -96,7 +96,7 @@ def test_a_job_that_waits_for_the_rate_limit_holds_nobody_up() -> None:
 
 
 def test_a_cancelled_job_writes_no_further_piece(bench: Bench) -> None:
-    """A move that is called off gives its link and its blocks back at the next piece, not at the end."""
+    """A cancelled move returns its link and its blocks at the next piece, not at the end."""
     bench.copies.submit("a", [1, 2, 3], [1, 2, 3])
     bench.copies.submit("never begun", [4], [4])
     bench.copies.cancel("never begun")

@@ -31,15 +31,15 @@ def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
-    """The interpreter takes what the compiler does not."""
+    """The interpreter accepts what the compiler does not."""
     done = run("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.split()) == 2
     assert "0" not in done.stdout.split(), "it stores nothing"
 
 
-def test_the_kernel_copies_what_plain_indexing_copies() -> None:
-    """Every layout and number of blocks: the bytes that arrive are those of the named blocks, and no others."""
+def test_the_kernel_matches_plain_indexing() -> None:
+    """In every layout and for every number of blocks: exactly the named blocks' bytes arrive."""
     done = run("-m", "tests.migrate.transports.interpreted_kernel", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     assert len(done.stdout.splitlines()) == 32

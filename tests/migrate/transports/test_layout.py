@@ -11,7 +11,7 @@ DIMENSIONS = "LBHNC"  # layer, block, head, token of a block, keys and values
 
 
 def cache(order: str, sizes: dict[str, int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """One [B, H, N, C] tensor a layer, in one allocation whose dimensions lie in `order`, outermost first."""
+    """Return one [B, H, N, C] tensor per layer, in one allocation with dimensions in `order`, outermost first."""
     whole = torch.arange(torch.tensor([sizes[d] for d in order]).prod(), dtype=torch.float64).to(dtype)
     stacked = whole.view([sizes[d] for d in order]).permute([order.index(d) for d in DIMENSIONS])
     return list(stacked.unbind(0))
@@ -26,7 +26,7 @@ shapes = st.fixed_dictionaries({d: st.integers(1, 4) for d in "LBHN"} | {"C": st
 
 
 @given(orders, shapes, st.sampled_from([torch.float32, torch.float16, torch.uint8]), st.data())
-def test_copying_a_block_copies_that_block_of_every_layer_and_nothing_else(
+def test_copying_a_block_copies_exactly_that_block_of_every_layer(
     order: str, sizes: dict[str, int], dtype: torch.dtype, data: st.DataObject
 ) -> None:
     """With any kernel's layout, a pull copies whole blocks, and only the requested ones."""
@@ -45,14 +45,14 @@ def test_copying_a_block_copies_that_block_of_every_layer_and_nothing_else(
 
 
 def test_block_outermost_is_one_chunk() -> None:
-    """Where all layers of a block lie together, a block is one copy."""
+    """Where all layers of a block are adjacent, a block is one copy."""
     sizes = {"L": 4, "B": 8, "H": 2, "N": 16, "C": 32}
     assert layout_of(cache("BLHNC", sizes), 8).chunk_offsets == (0,)
     assert layout_of(cache("LBHNC", sizes), 8).chunk_bytes == 2 * 16 * 32 * 4
     assert len(layout_of(cache("LHBNC", sizes), 8).chunk_offsets) == 4 * 2
 
 
-def test_layers_of_different_sizes_are_one_chunk_where_they_lie_together() -> None:
+def test_adjacent_layers_of_different_sizes_are_one_chunk() -> None:
     """Latent attention has an indexer's small pages beside its own in each block."""
     whole = torch.arange(5 * 24, dtype=torch.float32)
     latent, indexer = (whole.as_strided((5, size), (24, 1), at) for size, at in ((16, 0), (4, 16)))
@@ -68,12 +68,12 @@ def test_blocks_that_the_kernel_splits_are_copied_whole() -> None:
 
 
 def test_layers_that_share_their_bytes_are_copied_once() -> None:
-    """Groups of layers may lie over each other in one allocation, with blocks of one pool."""
+    """Groups of layers may overlap in one allocation, with blocks of one pool."""
     tensors = cache("LBHNC", {"L": 2, "B": 6, "H": 2, "N": 16, "C": 4})
     assert layout_of(tensors, 6) == layout_of([*tensors, *tensors], 6)
 
 
-def test_a_packed_layout_holds_the_same_chunks() -> None:
+def test_a_packed_layout_has_the_same_chunks() -> None:
     """Staging buffers hold blocks without gaps."""
     layout = layout_of(cache("LBHNC", {"L": 3, "B": 5, "H": 2, "N": 4, "C": 8}), 5)
     packed = packed_layout(layout, 2)
@@ -81,8 +81,8 @@ def test_a_packed_layout_holds_the_same_chunks() -> None:
     assert packed.region_bytes == 2 * layout.block_bytes
 
 
-def test_a_layer_that_fills_less_of_its_place_is_copied_with_the_rest() -> None:
-    """A state is smaller than the keys and values of a block, and has its place: also alone, or at the very end."""
+def test_a_layer_with_padding_is_copied_with_the_rest() -> None:
+    """A state is smaller than a block's keys and values, and is padded: even alone, or at the very end."""
     whole = torch.zeros(24)
     first, last = (whole.as_strided((3, 4), (4, 1), place) for place in (0, 12))
     small_first, small_last = (whole.as_strided((3, 2), (4, 1), place) for place in (0, 12))

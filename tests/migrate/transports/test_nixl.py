@@ -1,4 +1,4 @@
-"""Between machines: a process's blocks are read out of its memory over TCP, whatever becomes of that process."""
+"""Between machines: a process's blocks are read from its memory over TCP, whatever becomes of that process."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ class Ours:
         self.agent = NixlAgent(self.region, self.layout, interface)
 
     def link(self, handle: bytes) -> choose.OpenedLink:
-        """A link that has been seen to work; the trial overwrites block 0."""
+        """Return a link that has been seen to work; the trial overwrites block 0."""
         opened = choose.open_best(handle, self.region, self.layout, [0], self.agent)
         self.region.zero_()
         return opened
@@ -55,7 +55,7 @@ class Ours:
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_on_two_machines() -> Iterator[None]:
-    """Without the ways that UCX has between processes of one."""
+    """Disable the ways that UCX has between processes of one machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp")
         yield
@@ -69,8 +69,8 @@ def peer() -> Iterator[Peer]:
 
 
 @pytest.mark.parametrize("order", ["LBHNC", "BLHNC"])
-def test_pulled_blocks_are_the_peers(order: str) -> None:
-    """Every layer of every block that was asked for arrives where it was asked to, and nothing else changes."""
+def test_pulled_blocks_equal_the_peer_s(order: str) -> None:
+    """Every layer of every requested block arrives at its place, and nothing else changes."""
     there, here = Peer(order), Ours(order, 30)
     opened = here.link(there.handle)
     assert opened.transport == "nixl"
@@ -87,8 +87,8 @@ def test_pulled_blocks_are_the_peers(order: str) -> None:
     there.kill()
 
 
-def test_a_wrong_byte_is_found_by_the_checksum(peer: Peer) -> None:
-    """What the source has is read once more, and compared with what was placed."""
+def test_the_checksum_finds_a_wrong_byte(peer: Peer) -> None:
+    """The source is read once more, and compared with what was placed."""
     here = Ours()
     link = here.link(peer.handle).link
     link.begin(SOURCE, TARGET)()
@@ -103,8 +103,8 @@ def test_blocks_of_another_shape_are_refused(peer: Peer) -> None:
         Ours("BLHNC").link(peer.handle)
 
 
-def test_a_peer_that_was_killed_breaks_the_link(peer: Peer) -> None:
-    """The move goes by tokens, and no later one waits for it; others are read on."""
+def test_a_killed_peer_breaks_the_link(peer: Peer) -> None:
+    """The move goes by tokens, and no later one waits for it; other peers are still read."""
     here, other = Ours(), Peer()
     link = here.link(peer.handle).link
     peer.process.kill()
@@ -119,8 +119,8 @@ def test_a_peer_that_was_killed_breaks_the_link(peer: Peer) -> None:
     other.kill()
 
 
-def test_what_a_frozen_peer_sends_late_reaches_no_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks have long been given to others then.  The buffer that it may write to is not used again."""
+def test_a_frozen_peer_s_late_data_reaches_no_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks have long been given to others by then.  The buffer that it may write to is not reused."""
     monkeypatch.setattr(nixl, "STUCK_S", 0.5)
     here = Ours()
     link = here.link(peer.handle).link
@@ -144,8 +144,8 @@ def test_what_a_frozen_peer_sends_late_reaches_no_block(peer: Peer, monkeypatch:
         assert not mine.any()
 
 
-def test_after_a_few_reads_that_hang_there_are_no_more(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each keeps a buffer for good: so tokens it is, until the worker is started again."""
+def test_after_a_few_hung_reads_there_are_no_more(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a buffer for good: so tokens it is, until the worker restarts."""
     here = Ours()
     link = here.link(peer.handle).link
     peer.freeze()
@@ -157,7 +157,7 @@ def test_after_a_few_reads_that_hang_there_are_no_more(peer: Peer, monkeypatch: 
         link.begin([1], [1])()
 
 
-def test_an_interface_that_is_not_there_is_told() -> None:
+def test_a_missing_interface_is_reported() -> None:
     """In words, and its worker serves on: its requests move by tokens."""
     code = "from tests.migrate.transports.test_nixl import Ours; Ours(interface='none0')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

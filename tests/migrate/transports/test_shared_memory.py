@@ -1,4 +1,4 @@
-"""CPU devices: a sibling's blocks are read out of its own memory."""
+"""CPU devices: a sibling's blocks are read from its own memory."""
 
 import time
 from collections.abc import Iterator
@@ -40,8 +40,8 @@ def link_to(handle: bytes, region: torch.Tensor, layout: KvLayout) -> shared_mem
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_pulled_blocks_are_the_siblings(sibling: Sibling, checksum: bool) -> None:
-    """Every layer of every block that was asked for arrives where it was asked to, and nothing else changes."""
+def test_pulled_blocks_equal_the_sibling_s(sibling: Sibling, checksum: bool) -> None:
+    """Every layer of every requested block arrives at its place, and nothing else changes."""
     tensors, layout, region = ours(30)
     source, target = [3, 4, 5, 9, 1, 20], [7, 8, 9, 2, 29, 0]
     pulled = Puller(link_to(sibling.handle, region, layout), checksum=checksum, piece_bytes=1000).pull(source, target)
@@ -54,8 +54,8 @@ def test_pulled_blocks_are_the_siblings(sibling: Sibling, checksum: bool) -> Non
     assert (pulled.blocks, pulled.nbytes) == (6, 6 * layout.block_bytes)
 
 
-def test_a_pull_sees_what_the_sibling_has_just_written(sibling: Sibling) -> None:
-    """The memory is the sibling's own, not a copy of it as it once was."""
+def test_a_pull_sees_the_sibling_s_latest_writes(sibling: Sibling) -> None:
+    """The memory is the sibling's own, not an old copy of it."""
     tensors, layout, region = ours()
     puller = Puller(link_to(sibling.handle, region, layout))
     for value in (1.5, 2.5):
@@ -73,8 +73,8 @@ class _Garbler(shared_memory.SharedMemoryLink):
         return landed
 
 
-def test_a_wrong_byte_is_found_by_the_checksum(sibling: Sibling) -> None:
-    """With checksums on, a request never decodes on from bytes that are not its own."""
+def test_the_checksum_finds_a_wrong_byte(sibling: Sibling) -> None:
+    """With checksums on, a request never decodes from bytes that are not its own."""
     _, layout, region = ours()
     good = link_to(sibling.handle, region, layout)
     link = _Garbler.__new__(_Garbler)
@@ -106,7 +106,7 @@ def test_a_rate_limit_holds_over_pieces(sibling: Sibling) -> None:
     assert pulled.paced_s > 0.0
 
 
-def test_what_is_not_paced_does_not_wait_and_is_booked(sibling: Sibling) -> None:
+def test_an_unpaced_copy_does_not_wait_but_is_booked(sibling: Sibling) -> None:
     """A frozen request's last blocks go at once; the limit holds over the link's time all the same."""
     _, layout, region = ours()
     puller = Puller(link_to(sibling.handle, region, layout), bytes_per_s=layout.block_bytes / 0.2)
@@ -116,8 +116,8 @@ def test_what_is_not_paced_does_not_wait_and_is_booked(sibling: Sibling) -> None
     assert time.monotonic() - began_s >= 0.6
 
 
-def test_a_pull_keeps_to_a_limit_of_its_own(sibling: Sibling) -> None:
-    """A move larger than what its path may carry in an epoch is spread over several, on a link without limit."""
+def test_a_pull_keeps_to_its_own_limit(sibling: Sibling) -> None:
+    """A move larger than its path's epoch budget is spread over several epochs, even on a link without limit."""
     _, layout, region = ours()
     rate = 20 * layout.block_bytes / 0.1
     puller = Puller(link_to(sibling.handle, region, layout))
@@ -127,7 +127,7 @@ def test_a_pull_keeps_to_a_limit_of_its_own(sibling: Sibling) -> None:
     assert puller.pull(list(range(20)), list(range(20))).paced_s == 0.0
 
 
-def test_no_limit_is_no_wait() -> None:
+def test_no_limit_means_no_wait() -> None:
     """The default costs nothing."""
     pacer = Pacer(None)
     pacer.book(1 << 40)
@@ -135,12 +135,12 @@ def test_no_limit_is_no_wait() -> None:
 
 
 def files_of_memory() -> set[Path]:
-    """Files in shared memory, but for semaphores, which other processes of the tests make and drop."""
+    """Return the files in shared memory, except semaphores, which other test processes make and drop."""
     return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}  # noqa: S108
 
 
-def test_a_dead_siblings_memory_is_gone_and_leaves_nothing_behind() -> None:
-    """`kill -9` of a worker leaks no memory file, and its handle is refused in words."""
+def test_a_dead_sibling_s_memory_is_gone_and_leaves_nothing_behind() -> None:
+    """`kill -9` of a worker leaks no memory file, and its handle is refused with a clear message."""
     before = files_of_memory()
     other = Sibling()
     _, layout, region = ours()
@@ -153,8 +153,8 @@ def test_a_dead_siblings_memory_is_gone_and_leaves_nothing_behind() -> None:
     assert before == files_of_memory()
 
 
-def test_a_process_that_took_the_number_over_is_not_mistaken_for_the_sibling(sibling: Sibling) -> None:
-    """Process numbers come again; memory is known by more than that."""
+def test_a_process_with_a_recycled_pid_is_not_taken_for_the_sibling(sibling: Sibling) -> None:
+    """Process numbers come again; memory is identified by more than that."""
     import msgspec
 
     handle = msgspec.msgpack.decode(sibling.handle, type=KvHandle)
@@ -174,7 +174,7 @@ def test_blocks_of_another_shape_are_refused(sibling: Sibling) -> None:
 
 
 def test_memory_that_no_sibling_could_map_is_refused() -> None:
-    """Its requests move by their tokens then."""
+    """Its requests then move by tokens."""
     tensors = [torch.zeros_like(tensor) for tensor in make_cache()]
     with pytest.raises(TransportFailed, match="that can be shared"):
         shared_memory.export(tensors[:1], layout_of(make_cache(), BLOCKS))

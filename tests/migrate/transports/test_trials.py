@@ -15,7 +15,7 @@ from tests.migrate.transports.sibling import BLOCKS, fill, make_cache
 
 
 class Oddity(Exception):
-    """An exception of somebody else's."""
+    """A foreign exception."""
 
 
 def regions(fill_source: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def shuffled(link: SharedMemoryLink) -> Callable[[Sequence[int], Sequence[int]],
 def test_a_way_is_trusted_once_it_has_delivered_the_canary(
     whole: bool, garble: Callable[[SharedMemoryLink], Callable[..., Wait]], trusted: bool
 ) -> None:
-    """A driver that promises access to a peer's memory and delivers other bytes would corrupt answers in silence."""
+    """A driver that promises peer access and delivers other bytes would silently corrupt answers."""
     source, room = regions(whole)
     link = SharedMemoryLink(source, cuda_canary.LAYOUT, room, cuda_canary.LAYOUT)
     refused = pytest.raises(TransportFailed, match="different bytes from the peer's")
@@ -44,7 +44,7 @@ def test_a_way_is_trusted_once_it_has_delivered_the_canary(
 
 
 class _Recorder(SharedMemoryLink):
-    """A link whose pieces end when they are waited for, and which says how many are under way."""
+    """A link whose pieces end when they are waited for; reports how many are in flight."""
 
     flying = most = 0
     fails_at = -1
@@ -71,15 +71,15 @@ class _Recorder(SharedMemoryLink):
         return cls(memory[0], layout, memory[1], layout)
 
 
-def test_pieces_overlap_and_none_is_left_under_way() -> None:
-    """The device does not idle between two pieces; blocks of a pull that is over are nobody's but their owner's."""
+def test_pieces_overlap_and_none_is_left_in_flight() -> None:
+    """The device does not idle between two pieces; after a pull, blocks belong only to their owner."""
     link = _Recorder.make()
     Puller(link, piece_bytes=1).pull([0, 1, 2, 3], [4, 5, 6, 7])
     assert (link.most, link.flying) == (2, 0)
 
 
-def test_after_a_piece_that_failed_none_is_under_way() -> None:
-    """Else a failed move would give blocks back that a copy still writes to."""
+def test_no_piece_is_in_flight_after_a_failed_one() -> None:
+    """Else a failed move would return blocks that a copy still writes to."""
     link = _Recorder.make()
     link.fails_at = 1
     with pytest.raises(TransportFailed, match="as asked"):
@@ -87,10 +87,10 @@ def test_after_a_piece_that_failed_none_is_under_way() -> None:
     assert link.flying == 0
 
 
-def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_is_tried(
+def test_a_link_that_fails_its_trial_is_closed_and_the_next_way_tried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unusable mapping would hold a dead sibling's memory indefinitely; an operator is told why it is unusable."""
+    """An unusable mapping would hold a dead sibling's memory indefinitely; an operator reads why it is unusable."""
     tensors = make_cache()
     layout = layout_of(tensors, BLOCKS)
     handle = shared_memory.export(tensors, layout)

@@ -1,4 +1,4 @@
-"""Promises of the baselines: best fit, worst fit, and Llumnix's load balancing."""
+"""The baselines: best fit, worst fit, and Llumnix's load balancing."""
 
 import pytest
 from hypothesis import given
@@ -27,14 +27,14 @@ def two_unequal_workers(policy: str) -> Scheduler:
 
 
 @pytest.mark.parametrize(("policy", "worker"), [("best-fit", "w0"), ("worst-fit", "w1"), ("load-balance", "w1")])
-def test_where_an_arrival_goes(policy: str, worker: str) -> None:
-    """Best fit fills what is fullest; the others spread."""
+def test_each_baseline_places_an_arrival_as_it_should(policy: str, worker: str) -> None:
+    """Best fit fills the fullest; the others spread."""
     assert {"new": worker} == placed(arrive(two_unequal_workers(policy), "new", 200))
 
 
 @pytest.mark.parametrize(("policy", "beside"), [("best-fit", 500), ("worst-fit", 100)])
-def test_a_request_that_must_leave_goes_to_another_worker_that_is_awake(policy: str, beside: int) -> None:
-    """Its own worker is passed over even where it would be chosen."""
+def test_a_request_that_must_leave_goes_to_another_awake_worker(policy: str, beside: int) -> None:
+    """Its own worker is skipped even where it would be chosen."""
     scheduler = scheduler_with(policy=policy)
     lay_out(scheduler, {"leaver": 200, "other": beside}, {"third": 400})
     scheduler.cluster.take_commands()
@@ -43,7 +43,7 @@ def test_a_request_that_must_leave_goes_to_another_worker_that_is_awake(policy: 
 
 
 @pytest.mark.parametrize("policy", ["best-fit", "worst-fit", "load-balance"])
-def test_no_worker_is_woken_while_one_that_is_awake_has_room(policy: str) -> None:
+def test_no_worker_is_woken_while_an_awake_one_has_room(policy: str) -> None:
     """A GPU costs most while it is awake."""
     scheduler = scheduler_with(workers=3, policy=policy)
     commands = [c for name in "abcde" for c in arrive(scheduler, name, 200)]
@@ -51,7 +51,7 @@ def test_no_worker_is_woken_while_one_that_is_awake_has_room(policy: str) -> Non
 
 
 @pytest.mark.parametrize("policy", ["best-fit", "worst-fit"])
-def test_plain_fits_never_move_what_runs(policy: str) -> None:
+def test_plain_fits_never_move_running_requests(policy: str) -> None:
     """The baselines never migrate."""
     scheduler = two_unequal_workers(policy)
     scheduler.handle(e.RequestsGrew(1.0, {"a": 900, "b": 600}))
@@ -59,7 +59,7 @@ def test_plain_fits_never_move_what_runs(policy: str) -> None:
 
 
 def test_balancing_moves_the_smallest_from_the_least_free_to_the_freest() -> None:
-    """A worker about to run out of room is relieved by the one with the most, cheaply."""
+    """A worker about to run out of room is cheaply relieved by the one with the most."""
     scheduler = scheduler_with(policy="load-balance")
     for name, size in (("a", 505), ("b", 500), ("c", 480), ("d", 300)):
         arrive(scheduler, name, size)
@@ -73,7 +73,7 @@ def test_balancing_moves_the_smallest_from_the_least_free_to_the_freest() -> Non
     assert moved(scheduler.handle(e.EpochStarted(2.0))) == {"c": "w0"}
 
 
-def test_balancing_leaves_workers_alone_that_are_neither_short_nor_ample() -> None:
+def test_balancing_ignores_workers_that_are_neither_short_nor_ample() -> None:
     """No move without a reason."""
     scheduler = scheduler_with(policy="load-balance")
     for name, size in (("a", 500), ("b", 600), ("c", 300), ("d", 250)):
@@ -86,7 +86,7 @@ def test_balancing_leaves_workers_alone_that_are_neither_short_nor_ample() -> No
     [(1000, 959, True), (1000, 960, False), (995, 950, True), (980, 900, False)],
     ids=["full beside ample", "full beside not quite ample", "nearly full beside ample", "not short beside ample"],
 )
-def test_balancing_needs_a_worker_that_is_short_and_one_that_is_ample(short: int, ample: int, moves: bool) -> None:
+def test_balancing_needs_a_short_worker_and_an_ample_one(short: int, ample: int, moves: bool) -> None:
     """Less than a hundredth of the memory per request is short, more than four is ample: Llumnix's thresholds."""
     scheduler = scheduler_with(policy="load-balance")
     lay_out(scheduler, {"small": 20, "large": short - 20}, {"other": ample})
@@ -99,7 +99,7 @@ def test_balancing_needs_a_worker_that_is_short_and_one_that_is_ample(short: int
     capacity=st.integers(1, 1000), used=st.integers(0, 1000), count=st.integers(0, 9), leaving=st.integers(0, 9),
     leaving_bytes=st.integers(0, 1000),
 )  # fmt: skip
-def test_freeness_is_what_is_free_for_each_request_that_stays(
+def test_freeness_is_free_memory_per_remaining_request(
     capacity: int, used: int, count: int, leaving: int, leaving_bytes: int
 ) -> None:
     """A worker that is being emptied counts as freer than one that is only as full."""

@@ -1,4 +1,4 @@
-"""Promises that every policy keeps, whatever happens in whatever order: see `machine`.
+"""What every policy promises, whatever happens in whatever order: see `machine`.
 
 A policy joins by being registered in `melld.scheduler.policies.names`, or as a variant in `melld.simulator.experiment`.
 """

@@ -1,4 +1,4 @@
-"""An engine whose KV cache is its device's arena, of which it may use what it is granted.
+"""An engine whose KV cache is in its device's arena, of which it may use only what it is granted.
 
 Owns its mapping in a worker, and that granules are zero when they are first used.  Blocks are outermost (`BLHNC`), so
 that a block's bytes lie together.  vLLM's CPU attention does not name that layout among its own, and reads it all the
@@ -28,7 +28,7 @@ LAYOUT = "BLHNC"
 
 
 class FileMemory:
-    """An arena on a CPU device, in the daemon's memory file: what is given back is freed, and then reads as zeros."""
+    """An arena on a CPU device, in the daemon's memory file: returned memory is freed, and then reads as zeros."""
 
     def __init__(self, spec: ArenaSpec) -> None:
         """Open it; raise `OSError` if it is not there."""
@@ -45,14 +45,14 @@ class FileMemory:
         """Zero these unused granules: they already are."""
 
     def end(self, granules: Iterable[int]) -> None:
-        """Let go of these granules: nothing in this process may touch them from now on."""
+        """Release these granules: nothing in this process may touch them from now on."""
         size = self._spec.granule_bytes
         for granule in granules:
             punch(self._file, granule * size, size)
 
 
 class ChunkMemory:
-    """An arena in chunks of GPU memory, made by another process: what is granted is zeroed.
+    """An arena in chunks of GPU memory, made by another process: granted memory is zeroed.
 
     The daemon cannot do that for a worker that has died.
     """
@@ -77,7 +77,7 @@ class ChunkMemory:
         self._finish()
 
     def end(self, granules: Iterable[int]) -> None:  # noqa: ARG002  whoever gets them zeroes them
-        """Let go of these granules: wait until the device has done with them."""
+        """Release these granules, once the device no longer uses them."""
         self._finish()
 
     def _finish(self) -> None:
@@ -86,7 +86,7 @@ class ChunkMemory:
 
 
 class NotLent(MelldError):
-    """The engine's KV cannot be in an arena of GPU memory, which leaves it no memory of its own."""
+    """The engine's KV cannot be in the GPU's arena, and there is no other memory for it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"with [devices] lent_kv_bytes its KV must be in lent memory, and cannot be: {why}")
@@ -107,7 +107,7 @@ class ArenaMemory:
         """Why the engine's KV is not in it."""
 
     def hold_kv_of(self, executor: "type[Executor]") -> "type[Executor]":
-        """Return a subclass of the executor whose engine has its KV cache here, or says why not in `failure`."""
+        """Return a subclass of the executor that puts the KV cache here, or says why not in `failure`."""
         arena = self
 
         class InArena(executor):  # type: ignore[misc]

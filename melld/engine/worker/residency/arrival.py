@@ -38,14 +38,14 @@ class Arrival(msgspec.Struct):
 
     @property
     def compiling(self) -> "Future[Any] | None":
-        """Return the compilation of its grammar that has not ended, if there is one."""
+        """Return its unfinished grammar compilation, if any."""
         structured = self.request.structured_output_request
         pending = structured._grammar if structured is not None else None  # noqa: SLF001  its public face hides it
         return pending if isinstance(pending, Future) and not pending.done() else None
 
 
 def prepare_arrival(engine: "EngineCore", core_request: bytes) -> Arrival:
-    """Build the request, and begin to compile its grammar.  Touches no scheduler, so any thread may call it."""
+    """Build the request and start compiling its grammar.  Touches no scheduler, so any thread may call it."""
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackDecoder
 
@@ -54,7 +54,7 @@ def prepare_arrival(engine: "EngineCore", core_request: bytes) -> Arrival:
 
 
 def complete_arrival(engine: "EngineCore", arrival: Arrival, output_token_ids: list[int]) -> Arrival:
-    """Give the request its tokens so far, which its grammar accepts again, once it is compiled.  For any thread.
+    """Give the request its tokens so far, replaying them in its compiled grammar.  For any thread.
 
     Raises:
         MoveRefused: the grammar cannot be built here, or does not accept the tokens.
@@ -69,7 +69,7 @@ def complete_arrival(engine: "EngineCore", arrival: Arrival, output_token_ids: l
 
 
 def append_tokens(engine: "EngineCore", arrival: Arrival, output_token_ids: list[int]) -> None:
-    """Extend the request to these output tokens, of which it may already have the first.
+    """Extend the request to these output tokens, of which it may already have some.
 
     Raises:
         MoveRefused: they do not continue the request's tokens, or its grammar does not accept them.
@@ -232,7 +232,7 @@ class Arrivals:
 
 
 def _ask_no_prompt_logprobs_again(request: "Request") -> None:
-    """Drop those that were sent with the first token: the V2 runner would collect them again with the prompt."""
+    """Drop the prompt logprobs sent with the first token: the V2 runner would collect them again."""
     params = request.sampling_params
     if params is not None and params.prompt_logprobs is not None and request.num_output_tokens:
         request.sampling_params = copy.copy(params)
@@ -240,7 +240,7 @@ def _ask_no_prompt_logprobs_again(request: "Request") -> None:
 
 
 def _restore(request: "Request", snapshot: RequestSnapshot, valid_tokens: int) -> None:
-    """Carry over what the client gets exactly once, and how urgent the request has become."""
+    """Carry over what the client must get exactly once, and the request's current urgency."""
     from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
     from vllm.v1.metrics.stats import PrefillStats
 

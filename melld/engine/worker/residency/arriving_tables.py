@@ -29,7 +29,7 @@ class ArrivingTables:
 
     @property
     def forgets(self) -> bool:
-        """Return True if a group drops early tokens, so that what was reserved for more cannot begin with fewer."""
+        """Return True if a group drops early tokens, so that a larger reservation cannot start smaller."""
         return any(kind.window or kind.keeps_state for kind in self._kinds)
 
     def blocks_for_tokens(self, tokens: int) -> int:
@@ -105,7 +105,7 @@ class ArrivingTables:
         self._manager.free(request)
 
     def _whole_hit(self, request: "Request") -> tuple[Any, int]:
-        """Return what the prefix cache has of the request in whole blocks of all groups: no copy on write."""
+        """Return the request's prefix cache hits in whole blocks of all groups: no copy on write."""
         blocks, tokens, _ = self._manager.get_computed_blocks(request)
         whole = tokens // self._scheduler.block_size * self._scheduler.block_size
         if whole == tokens:
@@ -124,6 +124,6 @@ class ArrivingTables:
             del group.new_block_ids[count:]
 
     def _encoder_tokens(self, request: "Request") -> int:
-        """Return of how many tokens a decoder keeps what the encoder makes of the request's audio."""
+        """Return how many tokens of encoder output a decoder keeps for the request's audio."""
         inputs = range(len(request.mm_features)) if self._scheduler.is_encoder_decoder else ()
         return sum(request.get_num_encoder_embeds(index) for index in inputs)

@@ -32,7 +32,7 @@ UNLIMITED_TOKENS = 1 << 40
 
 
 class BlockEpochs:
-    """The block epochs of one engine's requests: copies of blocks are worth nothing once a request has others.
+    """The block epochs of one engine's requests: copies are void once a request has other blocks.
 
     Counts the moves within this worker; vLLM counts the preemptions.
     """
@@ -41,7 +41,7 @@ class BlockEpochs:
         self._moves: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
 
     def of(self, request: "Request") -> int:
-        """Return a number that rises whenever blocks of the request are freed or moved while it is here."""
+        """Return a number that rises whenever the request's blocks are freed or moved."""
         return int(request.num_preemptions + self._moves.get(request, 0))
 
     def moved(self, request: "Request") -> None:
@@ -110,7 +110,7 @@ class BlockReporter:
 
 
 def keeps_kv(scheduler: "Scheduler") -> bool:
-    """Return False for a model whose layers all see a whole prompt at once, as those of BERT: nothing is left of it."""
+    """Return False for a model such as BERT, whose layers see a whole prompt at once and keep nothing."""
     return bool(scheduler.kv_cache_config.kv_cache_groups)
 
 
@@ -135,7 +135,7 @@ def groups_of(scheduler: "Scheduler") -> tuple[KvGroup, ...]:
 
 
 def _window_of(group: Any) -> int:
-    """Return the latest tokens that this group keeps, of a window or of a chunk of text; 0 for all."""
+    """Return how many recent tokens this group keeps, by its window or chunk; 0 for all."""
     return int(getattr(group, "sliding_window", 0) or getattr(group, "attention_chunk_size", 0))
 
 
@@ -148,7 +148,7 @@ def encoder_tokens_of(scheduler: "Scheduler") -> int:
 
 
 def _count_of(group: "SingleTypeKVCacheManager") -> Callable[[str], int]:
-    """Return what counts the blocks of a request in this group: those that a window has left are its first ones."""
+    """Return a counter of a request's blocks in this group, without the leading ones behind its window."""
 
     def count_in_window(request_id: str) -> int:
         blocks = group.req_to_blocks[request_id]

@@ -39,7 +39,7 @@ PROMPTS_PART = 0.25
 
 
 class Ages:
-    """The requests that wait on one engine; after `age_s` they go before all others, first come first.
+    """The queue of one engine; requests older than `age_s` go before all others, in order of arrival.
 
     vLLM's line goes by priority alone, so a request that it has preempted, or not begun, would wait for as long as more
     urgent ones come.  Counts anew once it has run.  Leaves a line alone that is first come, first served.
@@ -53,7 +53,7 @@ class Ages:
         self._next_look_s = 0.0
 
     def look(self) -> None:
-        """Put those first that have waited for too long; call it before each step."""
+        """Move requests that have waited too long to the front; call it before each step."""
         line, now_s = self._scheduler.waiting, self._clock()
         if now_s < self._next_look_s or not (line or self._since_s):
             return
@@ -68,7 +68,7 @@ class Ages:
 
 
 class Awaited(NamedTuple):
-    """A request without a first token: when it came; how long its prompt takes; whether that token may be in time."""
+    """A request without a first token: its arrival, its prompt's duration, and whether it can still be on time."""
 
     arrived_s: float
     prompt_s: float
@@ -76,7 +76,7 @@ class Awaited(NamedTuple):
 
 
 class DueTimes:
-    """When the first tokens of an engine's requests are due, which its line goes by among requests of one priority.
+    """When first tokens are due, which orders an engine's queue among requests of one priority.
 
     vLLM's line goes by their arrival, so that a short question waits until the book before it is read.  Where first
     come, first served is in time for all, so is whoever is due first; where it is not, those who are late wait for
@@ -102,7 +102,7 @@ class DueTimes:
                 line.add_request(self._put_off(line.pop_request()))
 
     def lines_up(self, request: "Request") -> None:
-        """Say when the request is due, before it joins the line."""
+        """Set the request's due time, before it joins the queue."""
         costs = self._times.costs
         is_awaited = not request.num_output_tokens and not request.request_id.endswith(WARM_SUFFIX)
         if costs is not None and is_awaited and request not in self._awaited:
@@ -168,7 +168,7 @@ class StepBudget:
         self._scheduler.steps = self
 
     def stepped(self, step_s: float) -> StepCounts:
-        """Learn from the step that has just ended; return what it computed, nothing if it only began others."""
+        """Learn from the step that just ended; return what it computed, nothing if it only started others."""
         if len(self._in_flight) <= len(self._engine.batch_queue or ()):
             return StepCounts()
         counts = self._in_flight.popleft()
@@ -193,7 +193,7 @@ class StepBudget:
         self._in_flight.append(StepCounts(len(tokens) - len(prompts), sum(prompts)))
 
     def before(self) -> None:
-        """Put decodes first, then prompts by priority and when they are due, and set the limits of the step."""
+        """Order decodes first, then prompts by priority and due time, and set the step's limits."""
         self._due.look()
         self._ages.look()
         scheduler = self._scheduler
@@ -242,5 +242,5 @@ class StepBudget:
 
 
 def _turn(request: "Request") -> tuple[int, float]:
-    """Return what vLLM's line goes by, smaller first."""
+    """Return the sort key of vLLM's queue, smallest first."""
     return request.priority, request.arrival_time

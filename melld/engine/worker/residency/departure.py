@@ -1,4 +1,4 @@
-"""The source's half of residency: take a request off its scheduler, snapshot it, and release it or put it back.
+"""The source's half of residency: freeze a request, snapshot it, and release or thaw it.
 
 Owns frozen requests: each holds its blocks until `release` or `thaw`.  Never allocates.
 
@@ -50,7 +50,7 @@ class Departures:
         self.frozen: dict[str, _Departure] = {}
 
     def freeze(self, request: "Request") -> None:
-        """Take the request off its queue.  It keeps its blocks; no later step computes for it."""
+        """Take the request off its queue.  It keeps its blocks; later steps compute nothing for it."""
         scheduler, request_id = self._scheduler, request.request_id
         self.frozen[request_id] = _Departure(request, _take_off(scheduler, request))
         scheduler._inflight_prefills.discard(request)  # noqa: SLF001
@@ -103,7 +103,7 @@ class Departures:
         )
 
     def thaw(self, request_id: str) -> None:
-        """Put the settled request back: it continues, with its KV, in the next step that has a slot for it."""
+        """Thaw the settled request: it continues, with its KV, in the next step with a free slot."""
         from vllm.v1.request import RequestStatus
 
         departure = self._settled(request_id)

@@ -1,4 +1,4 @@
-"""Withholds from an engine the blocks of its arena that it was not granted, and empties granules that it gives back.
+"""Withholds ungranted blocks of its arena from an engine, and empties granules that it returns.
 
 Owns the granted granules.  For the engine thread, between two steps; granules are given back with none in flight.
 
@@ -40,7 +40,7 @@ class Emptied(msgspec.Struct, frozen=True):
 
 
 class LentBlocks:
-    """The blocks of one engine in an arena.  It begins without any."""
+    """The blocks of one engine in an arena.  It starts without any."""
 
     def __init__(self, engine: "EngineCore", arena: ArenaMemory, memory: KvMemory, epochs: BlockEpochs) -> None:
         self.map: BlockMap = arena.blocks(memory.layout)
@@ -72,7 +72,7 @@ class LentBlocks:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Let vLLM use the scratch blocks inside the block, for a request of the worker's own."""
+        """Within the block, let vLLM use the scratch blocks for one of the worker's own requests."""
         assert not self.granted
         self._lent.begin((NOBODYS,))
         self._let_go(self.map.scratch)
@@ -85,7 +85,7 @@ class LentBlocks:
         return bool(self._engine.batch_queue)
 
     def end_step(self) -> tuple[Any, bool]:
-        """Do as `EngineCore.step_fn`, but begin no step: end the oldest in flight."""
+        """Finish the oldest step in flight, as `EngineCore.step_fn` does, but start none."""
         from vllm.v1.core.sched.interface import PauseState
 
         self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
@@ -94,12 +94,12 @@ class LentBlocks:
         return ended
 
     def lacks(self, count: int) -> bool:
-        """Return True if so many granules surely hold more than finds room elsewhere: `empty` would have to preempt."""
+        """Return True if emptying this many granules would surely need a preemption."""
         whole_blocks = self.map.granule_bytes // self.map.block_bytes - 1  # of each granule, at least
         return min(count, len(self.granted)) * whole_blocks > int(self._pool.get_num_free_blocks())
 
     def empty(self, count: int, *, preempts: bool) -> Emptied | None:
-        """Give back granules; return None and change nothing if that is not possible now.
+        """Return granules to the daemon; return None, unchanged, if that is impossible now.
 
         `preempts`: rather have requests wait, the youngest first, and give back what is possible.
         """
@@ -126,7 +126,7 @@ class LentBlocks:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _live(self) -> tuple[dict[int, bool], Places]:
-        """Return the blocks in use, whether each may be moved, and their places."""
+        """Return the blocks in use, whether each may be moved, and their positions."""
         running = {request.request_id for request in self._scheduler.running}
         places: Places = {}
         for group, manager in enumerate(self._groups):
@@ -175,7 +175,7 @@ class LentBlocks:
         self._pool.free_blocks([old] * others)
 
     def _preempt(self) -> bool:
-        """Have the youngest running request wait, as vLLM does where memory is short; return False if none runs."""
+        """Preempt the youngest running request, as vLLM does when short of memory; return False if none runs."""
         scheduler = self._scheduler
         if not scheduler.running:
             return False

@@ -1,4 +1,4 @@
-"""A worker's KV memory for its siblings: its tensors, its layout, and where it lies.
+"""A worker's KV memory for its siblings: its tensors, layout and location.
 
 Owns the seam by which vLLM's KV cache gets memory of ours, and the search for its tensors inside vLLM;
 `migrate/transports` owns the bytes.
@@ -50,7 +50,7 @@ def _tensors_of(runner: Any) -> list[torch.Tensor]:
 
 
 def hold_kv_in_shared_memory() -> None:
-    """Have the KV cache of a CPU device, in this process and in ranks forked from it, be where siblings can map it.
+    """Put a CPU device's KV cache, in this process and ranks forked from it, where siblings can map it.
 
     Copied there once vLLM has made and zeroed it, it would take twice its memory, and a second and a half for each GiB.
     """

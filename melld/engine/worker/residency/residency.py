@@ -50,7 +50,7 @@ class Residency:
     def __init__(
         self, engine: "EngineCore", epochs: BlockEpochs, times: StepTimes, scratch: Sequence[int] = ()
     ) -> None:
-        """Take an engine whose scheduler is in this process, and whose steps take these times.
+        """Take an engine with its scheduler in this process, and its step times.
 
         `scratch`: blocks for trials of links; empty: free ones are borrowed.
 
@@ -147,14 +147,14 @@ class Residency:
             self._engine.abort_requests(elsewhere)
 
     def uncache(self, request_id: str) -> None:
-        """Have no later request find the request's blocks in the prefix cache: their content is in doubt."""
+        """Remove the request's blocks from the prefix cache: their content is in doubt."""
         manager = self._scheduler.kv_cache_manager
         manager.evict_blocks({block for group in manager.get_block_ids(request_id) for block in group})
 
     # -- the source -------------------------------------------------------------------------------------------------
 
     def freeze(self, request_id: str, via: Via) -> Stillness:
-        """Take the request off its queue.  It keeps its blocks, and emits nothing from a later step.
+        """Take the request off its queue.  It keeps its blocks; later steps emit nothing for it.
 
         Raises:
             MoveRefused: it cannot leave this way; it continues.
@@ -167,7 +167,7 @@ class Residency:
     # -- the destination --------------------------------------------------------------------------------------------
 
     def reserve(self, arrival: Arrival, token_capacity: int, computed_tokens: int = 0) -> Reservation:
-        """Reserve blocks for an arriving request, the KV of whose first tokens will be copied.
+        """Reserve blocks for an arriving request, whose first tokens' KV will be copied.
 
         Raises:
             NoRoom: too few free blocks, or no slot in the batch.

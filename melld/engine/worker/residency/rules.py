@@ -39,7 +39,7 @@ def leave_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
 
 
 def kv_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
-    """Return why KV blocks of this engine cannot be copied, or None: what some of them hold is not known to be all."""
+    """Return why this engine's KV blocks cannot be copied (some may not hold everything), or None."""
     if not can_copy_states(scheduler):
         return MoveRefusal.STATES
     return MoveRefusal.KV_LAYOUT if uncopied(_kinds_of(scheduler)) or scheduler.dcp_world_size > 1 else None
@@ -68,7 +68,7 @@ def request_refusal(request: "Request", via: Via) -> MoveRefusal | None:
 
 
 def engine_name(engine: "EngineCore") -> str:
-    """Return a digest of all that must be equal on two workers for a request's KV to mean the same on both."""
+    """Return a digest of everything that must match on two workers for a request's KV to be valid on both."""
     config = engine.vllm_config
     scheduler: Any = engine.scheduler
     words: tuple[Any, ...] = (

@@ -1,4 +1,4 @@
-"""The model runner's state of a request: what each of vLLM's two runners keeps, and what it needs on arrival.
+"""A request's state in the model runner: what each of vLLM's two runners keeps, and needs on arrival.
 
 Owns the only lines that touch a runner.  Never touches the scheduler.
 
@@ -73,7 +73,7 @@ def _mark(runner: Any, scheduled_tokens: dict[str, int]) -> None:
 
 
 def forget_states(runner: Any) -> None:
-    """Have this runner (vllm.v1.worker.gpu_model_runner) forget at once in which column an ended request's state was.
+    """Make this runner (vllm.v1.worker.gpu_model_runner) forget an ended request's state column at once.
 
     A fix of vLLM 0.32.0, which forgets it only in a step that computes, and not for a request that is new again: one
     that comes back under its id would be taken to have its state where it once was.
@@ -91,7 +91,7 @@ def forget_states(runner: Any) -> None:
 
 
 def know_all_outputs(batch: Any) -> None:
-    """Have this empty batch (vllm.v1.worker.gpu_input_batch) know each sampled token before the next is sampled.
+    """Make this empty batch (vllm.v1.worker.gpu_input_batch) record each sampled token before the next step.
 
     A fix of vLLM 0.32.0, which with async scheduling learns them only while a request of the batch has penalties or
     bad words.  When such a one comes, all placeholders at the end of another's list give way to one token: the list
@@ -101,7 +101,7 @@ def know_all_outputs(batch: Any) -> None:
 
 
 def forget_budgets(holder: Any) -> None:
-    """Have this holder of thinking budgets (vllm.v1.sample.thinking_budget_state) forget those of ended requests.
+    """Make this budget holder (vllm.v1.sample.thinking_budget_state) forget those of ended requests.
 
     A fix of vLLM 0.32.0, which keeps the budget of a row that a request without one moves into: the end of a thought
     is forced into the text of a request that never thought.
@@ -161,14 +161,14 @@ class RunnerV1(Runner):
         self.take(_state_of(request, block_ids), generator_state)
 
     def take(self, state: "CachedRequestState", generator_state: bytes | None) -> None:
-        """Add the state of a request to the runner, which gives it its generator."""
+        """Add the state of a request to the runner, which provides its generator."""
         state.generator = self._generator(state, generator_state)
         if self._runner.uses_mrope:
             self._runner._init_mrope_positions(state)  # noqa: SLF001  the runner's own way for a new request
         self._runner.requests[state.req_id] = state
 
     def replace_block(self, request_id: str, group: int, place: int, block_id: int) -> None:
-        """Have the running request's next step find this block at that place of its table."""
+        """Put this block at that position of the running request's table for its next step."""
         self._runner.requests[request_id].block_ids[group][place] = block_id
         batch = self._runner.input_batch
         if (row := batch.req_id_to_index.get(request_id)) is not None:

@@ -1,4 +1,4 @@
-"""vLLM's scheduler as a worker runs it: its steps are budgeted, and its requests may arrive with blocks.
+"""vLLM's scheduler as workers run it: steps are budgeted, and requests may arrive with blocks.
 
 Owns what subclasses of vLLM's two schedulers do differently; vLLM takes them by `scheduler_cls`.  Decides nothing:
 `budget` does.
@@ -14,7 +14,7 @@ from vllm.v1.request import Request
 
 
 class Steps(Protocol):
-    """What is asked and told around the steps of a scheduler."""
+    """Hooks around a scheduler's steps."""
 
     def before(self) -> None:
         """Set the limits of the step that is about to be scheduled."""
@@ -23,11 +23,11 @@ class Steps(Protocol):
         """Note what it will compute."""
 
     def lines_up(self, request: Request) -> None:
-        """Say when the request, which is about to wait, is due."""
+        """Set the due time of a request that is about to be queued."""
 
 
 class StepByStep(Scheduler):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """The scheduler of an engine that ends a step before it begins the next."""
+    """The scheduler of an engine without steps in flight."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -52,14 +52,14 @@ class StepByStep(Scheduler):  # type: ignore[misc]  # vLLM is not checked: its c
         super()._enqueue_waiting_request(request)
 
     def _holds_kv_blocks(self, request: Request) -> bool:
-        """Return True if the request has blocks: it then waits in a line of its own, never behind one that wants them.
+        """Return True if the request has blocks: it then has its own queue, never behind one that wants blocks.
 
         vLLM goes by computed tokens, of which a request that moves by its tokens has none.
         """
         return any(self.kv_cache_manager.get_block_ids(request.request_id))
 
     def _preempt_request(self, request: Request, *rest: Any, **options: Any) -> None:
-        """Drop from the prefix cache what no step has computed or is computing of a request that is preempted.
+        """Drop a preempted request's uncomputed blocks from the prefix cache.
 
         A fix of vLLM 0.32.0, which names a block in its prefix cache when it plans the step that completes it.  Going
         by priority, it may preempt a request that it has planned for in the same step: its block stays named, and a
@@ -74,13 +74,13 @@ class StepByStep(Scheduler):  # type: ignore[misc]  # vLLM is not checked: its c
 
 
 class OneAhead(StepByStep, AsyncScheduler):  # type: ignore[misc]
-    """The scheduler of an engine with a step in flight: vLLM's own for that, with the same differences."""
+    """The scheduler of an engine with a step in flight: vLLM's own, with the same changes."""
 
 
 _KINDS = {Scheduler: StepByStep, AsyncScheduler: OneAhead}
 
 
 def schedule_here(config: VllmConfig) -> None:
-    """Have an engine of this configuration make one of these schedulers in place of its own."""
+    """Make an engine of this configuration use one of these schedulers instead of its own."""
     own = config.scheduler_config.get_scheduler_cls()
     config.scheduler_config.scheduler_cls = _KINDS.get(own, own)

@@ -26,7 +26,7 @@ def keeps_state(group: Any) -> bool:
 
 
 def can_copy_states(scheduler: "Scheduler") -> bool:
-    """Return True if the block that `state_of` names is all that a request's next step needs of its states.
+    """Return True if the block from `state_of` is all of the states that a request's next step needs.
 
     Drafted tokens have states in further blocks, and how many of them count is known to the runner alone; so is what
     ReplaySSM has not written to the state yet.  Hits of a part of a block are copied by the step that follows.
@@ -50,14 +50,14 @@ def state_of(block_ids: list[int], computed_tokens: int, block_size: int) -> tup
 
 
 def count_states(group: Any, request_id: str) -> int:
-    """Return how many blocks the request holds, without a look at the columns that vLLM has emptied for good."""
+    """Return how many blocks the request holds, skipping columns that vLLM has permanently emptied."""
     table = group.req_to_blocks[request_id]
     emptied = group._num_retired_blocks.get(request_id, 0) if group.mamba_cache_mode == "align" else 0  # noqa: SLF001
     return sum(not table[column].is_null for column in range(min(emptied, len(table)), len(table)))
 
 
 def keep_one(group: Any, request_id: str, hit_columns: int) -> None:
-    """Cut a reserved table to the columns that the prefix cache had, and one block of its own."""
+    """Cut a reserved table to its cached columns plus one private block."""
     table = group.req_to_blocks[request_id]
     own, *others = (block for block in table[hit_columns:] if not block.is_null)
     table[hit_columns:] = [own]
@@ -65,7 +65,7 @@ def keep_one(group: Any, request_id: str, hit_columns: int) -> None:
 
 
 def settle(group: Any, request_id: str, computed_tokens: int, *, is_copied: bool) -> None:
-    """Give the arrived request the table from which vLLM goes on as after a hit of so many tokens.
+    """Give the arrived request a table as after a prefix cache hit of this many tokens.
 
     `is_copied`: its own block holds the state; else that is in the prefix cache, or there is none yet.
     """

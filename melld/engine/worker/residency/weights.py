@@ -1,4 +1,4 @@
-"""Lets go of an engine's weights, and brings them back.
+"""Releases an engine's weights, and restores them.
 
 CPU    freed, and read again from the model's files: where vLLM's layers keep them is known here, in parameters, and
 packed for oneDNN by what a layer's `cpu_linear` refers to (`dispatch_cpu_unquantized_gemm`).  vLLM's own
@@ -51,7 +51,7 @@ class CpuWeights:
         return ""
 
     def drop(self, is_wanted: Callable[[], bool] = lambda: False) -> None:
-        """Free their memory unless they are wanted by now.  Until `restore` the engine computes nothing."""
+        """Free their memory unless they are wanted again.  Until `restore` the engine computes nothing."""
         if is_wanted():
             return
         model: torch.nn.Module = model_runner_of(self._engine).get_model()
@@ -64,7 +64,7 @@ class CpuWeights:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Read them again, if they were freed.
+        """Reload them, if they were freed.
 
         Raises:
             Exception: whatever vLLM raises; the engine is then of no use.
@@ -151,7 +151,7 @@ def weights_of(engine: "EngineCore") -> CpuWeights | SleepMode:
 
 
 def _shares_layers(model: torch.nn.Module) -> bool:
-    """Return True if a linear layer stands at several places of the model."""
+    """Return True if a linear layer is used in several places of the model."""
     from vllm.model_executor.layers.linear import LinearBase
 
     places = [layer for _, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, LinearBase)]

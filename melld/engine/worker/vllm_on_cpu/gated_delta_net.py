@@ -89,7 +89,7 @@ def _advance(layer: Any, run: _Run, mixed: torch.Tensor, b: torch.Tensor, a: tor
 
 
 def _convolve(layer: Any, run: _Run, mixed: torch.Tensor) -> torch.Tensor:
-    """Return the run's tokens [tokens, dim], each mixed with those just before it; store the last ones."""
+    """Return the run's tokens [tokens, dim], each convolved with those just before it; store the last ones."""
     weight = gdn_attention._unpacked_conv_weight(layer).float()  # noqa: SLF001
     past, count = weight.shape[1] - 1, len(mixed)
     stored = gdn_attention._conv_buffer_view(layer)[run.slots[0]]  # noqa: SLF001

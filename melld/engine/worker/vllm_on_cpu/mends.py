@@ -1,4 +1,4 @@
-"""What vLLM's CPU build computes wrongly, or not at all, mended in this process before its engine is built.
+"""Fixes what vLLM's CPU build computes wrongly, or not at all, in this process before its engine is built.
 
 Owns every such mend.  For each there is a test that fails once the pinned vLLM no longer needs it.
 """
@@ -25,7 +25,7 @@ ROTARY_KERNEL = RotaryEmbedding.forward_cpu
 
 @functools.cache
 def mend() -> None:
-    """Mend vLLM, once a process."""
+    """Fix vLLM, once per process."""
     MambaMixer2.register_oot(name=MambaMixer2.__name__)(WithoutCheckpoints)
     RotaryEmbedding.forward_cpu = rotate
     # vLLM makes an op of this name's function when it builds the first such layer.
@@ -42,12 +42,12 @@ class WithoutCheckpoints(MambaMixer2):  # type: ignore[misc]
     """
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec | None:
-        """Return a specification without checkpoints: the scheduler then ends a step where a state is to be kept."""
+        """Return a specification without checkpoints: the scheduler then ends a step where a state must be kept."""
         return MambaBase.get_kv_cache_spec(self, vllm_config)
 
 
 class WithRowsInOrder(MambaMixer):  # type: ignore[misc]
-    """A Mamba 1 layer that copies what its linear layers read, as it does for adapters: the CPU's take rows alone."""
+    """A Mamba 1 layer that copies its linear layers' input, as for adapters: the CPU's need contiguous rows."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

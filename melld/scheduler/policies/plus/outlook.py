@@ -64,7 +64,7 @@ class Outlook:
         self._wait_s = blocks_s + (now_s - last_s if last_s is not None else 0.0)
 
     def look_s(self, worker: Worker) -> float:
-        """Return how long no cure can take effect: until the next epoch, plus a move of a mean request.
+        """Return how soon relief can take effect: the time until the next epoch plus a mean request's move.
 
         With instant moves this is the horizon of the settings alone.
         """
@@ -98,15 +98,15 @@ class Outlook:
         return worker.growth_bytes_s or self.cluster.growth.bytes_per_s or self._unseen_bytes_s
 
     def expect_growth(self, bytes_s: float) -> None:
-        """Reckon with that growth of a request until some has been seen."""
+        """Assume this growth per request until some has been observed."""
         self._unseen_bytes_s = bytes_s
 
     def wakes_s(self, worker: Worker) -> float:
-        """Return how long the worker still wakes; 0 if it computes."""
+        """Return the remaining wake time of the worker; 0 if it is awake."""
         return max(worker.active_s + worker.wake_s - self.cluster.now_s, 0.0)
 
     def is_awake_soon(self, taker: Worker, source: Worker) -> bool:
-        """Return True if the taker computes by when a cure takes effect; a far one has prompts to compute: now."""
+        """Return True if the taker is awake before relief takes effect; a far one, which must recompute, now."""
         is_far = self.cluster.distances.is_far(source, taker)
         return self.wakes_s(taker) <= (0.0 if is_far else self.look_s(source))
 
@@ -129,7 +129,7 @@ class Outlook:
         return staying > worker.slots or (staying > 0 and self.life_s(worker) < self.look_s(worker))
 
     def overdue(self, worker: Worker) -> bool:
-        """Return True if moves under way are too late: unless they end, the worker overflows before the next look."""
+        """Return True if current moves are too late: unless they end, the worker overflows before the next look."""
         grown_bytes = len(worker.requests) * self.growth_bytes_s(worker) * self._wait_s
         return worker.leaving > 0 and worker.free_bytes < grown_bytes
 
@@ -147,7 +147,7 @@ class Outlook:
         return worker.used_bytes + kv_bytes + grown_bytes <= worker.capacity_bytes
 
     def crowds(self, request: Request, worker: Worker) -> bool:
-        """Return True if the request would take of the headroom of urgent ones on the worker, and is none itself."""
+        """Return True if the request is not urgent and would use up the worker's headroom for urgent ones."""
         if request.urgent or not worker.urgent:
             return False
         part = 1.0 - self.cluster.settings.priorities.headroom
@@ -160,7 +160,7 @@ class Outlook:
         return [worker for worker in found if self.takes(worker, kv_bytes)][:limit]
 
     def candidates(self, kv_bytes: int, limit: int, source: Worker) -> Iterator[Worker]:
-        """Yield the `limit` tightest workers with that room, but its own: first all to which KV can be sent."""
+        """Yield the `limit` tightest other workers with that room, those to which KV can be sent first."""
         neighbours = self.cluster.distances.neighbours(source)
         yield from neighbours
         for worker in islice(self.cluster.room.tightest(kv_bytes), limit):

@@ -1,4 +1,4 @@
-"""Plans of a drain and of a hole: a place for each request that leaves a worker, all or nothing.
+"""Plans for drains and for making room: a place for each departing request, all or nothing.
 
 A drain empties a worker.  A hole is the room that some leave to a large request: for the head of the line, where no
 worker has room and none can be woken.  A small one is not worth a move: it fits as soon as any request ends.
@@ -24,7 +24,7 @@ HolePlan = tuple[Worker, DrainPlan]
 
 
 def cheapest_drain(outlook: Outlook, settings: PlusSettings) -> tuple[Worker, DrainPlan] | None:
-    """Return the first of the workers with fewest requests that can be emptied, and how; None: none can."""
+    """Return the first worker, by number of requests, that can be emptied, and how; None: none can."""
 
     def cost(worker: Worker) -> tuple[int, int, int]:
         return (worker.count, worker.used_bytes, worker.order)
@@ -54,7 +54,7 @@ def plan_drain(source: Worker, outlook: Outlook, life_s: float, candidates: int)
 def takers(
     leavers: list[Request], source: Worker, outlook: Outlook, looks: int, takes: Callable[[Worker, int, int], bool]
 ) -> DrainPlan | None:
-    """Return the tightest other worker that takes each of the source's leavers, all or nothing, the largest first.
+    """Return the tightest taker for each request that leaves the source, largest first, all or nothing.
 
     `takes`: whether a worker takes bytes and a number of requests, of all that is planned for it.
     """
@@ -74,7 +74,7 @@ def takers(
 
 
 def plan_hole(request: Request, outlook: Outlook, most_s: float) -> HolePlan | None:
-    """Return the worker where the room is made soonest, and a taker for each that leaves it; None: nowhere in time.
+    """Return the worker where room is made soonest, and a taker for each departure; None: nowhere in time.
 
     Takers are found all or nothing, and each then lasts until the next look, so no move costs another.
     """
@@ -95,7 +95,7 @@ def plan_hole(request: Request, outlook: Outlook, most_s: float) -> HolePlan | N
 
 
 def _emptied(request: Request, worker: Worker, outlook: Outlook) -> DrainPlan | None:
-    """Return the departures that make room on the worker: the smallest that is enough alone, else the largest first.
+    """Return the departures that make room on the worker: the smallest sufficient one, else the largest first.
 
     The least urgent leave first.
     """

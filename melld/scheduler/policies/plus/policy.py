@@ -150,7 +150,7 @@ class MellPlus(Policy):
             self._relieve(worker)
 
     def _hurry(self, worker: Worker) -> None:
-        """Move the smallest request, which is gone soonest, ahead of the moves under way.
+        """Move the smallest request, which leaves soonest, ahead of the current moves.
 
         No worker is woken for it, nor is one waited for that wakes: both would have to keep its room meanwhile.
         """
@@ -220,7 +220,7 @@ class MellPlus(Policy):
         return any(worker.wake_s for worker in self.cluster.active.values())
 
     def _best_move(self, worker: Worker, requests: list[Request]) -> Move | None:
-        """Return the move after which source and taker live longest, less the price of its size and of its class.
+        """Return the move after which source and taker last longest, minus a price for its size and class.
 
         Life on a far taker counts for nothing, nor does that on one which the request would reach too late; both are
         worse than either.

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous scheduling on a CPU worker, which by itself turns it off.
+"""vLLM's asynchronous scheduling on a CPU worker, which turns it off by default.
 
 What is real: `AsyncScheduler`, the batch queue with two steps in flight, the runner's placeholders for tokens that are
 not known yet, and its input from the last step's samples.  What is not: the device computes a step while it is
@@ -12,19 +12,19 @@ import torch
 
 
 class _Done:
-    """A stream or an event of a device that has done all that it was given."""
+    """A device stream or event with all its work done."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cpu")
 
     def record(self, *_: Any) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is under way."""
 
     synchronize = wait_stream = wait_event = record
 
 
 def schedule_asynchronously(config: Any) -> None:
-    """Turn it on in a configuration that vLLM's CPU platform has turned it off in; in this process, for good."""
+    """Turn it on in a configuration where vLLM's CPU platform turned it off; permanently for this process."""
     config.scheduler_config.async_scheduling = True
     torch.cuda.Stream = torch.cuda.Event = _Done  # type: ignore[misc, assignment]
     torch.cuda.current_stream = _Done  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Two workers for each file, which says in `shared_pair` what kind they are of."""
+"""Two workers per file, of the kind that the file names in `shared_pair`."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.engine.worker.residency.pair import Pair
 
 @pytest.fixture(scope="session")
 def plain_pair(residency_workers: tuple[WorkerProxy, WorkerProxy]) -> Pair:
-    """The workers that most files use, and what they said when nothing moved."""
+    """The workers that most files use, and their answers when nothing moved."""
     return Pair(*residency_workers)
 
 

@@ -1,4 +1,4 @@
-"""What `engine/residency` takes for granted in the pinned vLLM, asked of a live engine inside its worker.
+"""What `engine/residency` assumes about the pinned vLLM, checked on a live engine inside its worker.
 
 Each function asserts one assumption.  Run by `test_residency_contract`, whose names say what broke.
 """

@@ -1,4 +1,4 @@
-"""Two real vLLM workers for tests, each in a process of its own and stepped by hand."""
+"""Two real vLLM workers for tests, each in its own process and stepped by hand."""
 
 import contextlib
 import ctypes
@@ -41,7 +41,7 @@ worker_main(Connection(int(sys.argv[1])), sys.argv[2], json.loads(sys.argv[3]))
 
 @dataclass
 class Answer:
-    """What a client would have been told of one request, in order."""
+    """What a client would have received for one request, in order."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -62,14 +62,14 @@ class Answer:
 
 
 class WorkerFailed(Exception):
-    """Something raised inside the worker's process."""
+    """An exception raised inside the worker's process."""
 
 
 class WorkerProxy:
     """The parent's end of one worker."""
 
     def __init__(self, model: str, options: dict[str, Any], start: type[subprocess.Popen[Any]] = ForkedPython) -> None:
-        """`start`: what makes its process; one with a GPU must be made by `subprocess.Popen`."""
+        """`start` makes the process; one with a GPU must be made by `subprocess.Popen`."""
         self._pipe, theirs = multiprocessing.connection.Pipe()
         self.process = start(
             [sys.executable, "-c", BEGIN, str(theirs.fileno()), model, json.dumps(options)],
@@ -86,7 +86,7 @@ class WorkerProxy:
             return self._receive()
 
     def send(self, name: str, *args: Any) -> None:
-        """Ask without waiting; `receive` waits."""
+        """Send a command without waiting; `receive` waits."""
         self._pipe.send((name, args))
 
     def _receive(self) -> Any:
@@ -114,7 +114,7 @@ class WorkerProxy:
 
 
 def worker_main(pipe: multiprocessing.connection.Connection, model: str, options: dict[str, Any]) -> None:
-    """The process: does what it is told, one thing at a time."""
+    """The process's main loop: carries out one command at a time."""
     try:
         worker = Worker(model, options)
         pipe.send((True, "ready"))
@@ -134,7 +134,7 @@ def worker_main(pipe: multiprocessing.connection.Connection, model: str, options
 
 
 def _portable(error: Exception) -> Exception:
-    """An error of ours with its facts, in a form that survives a pipe."""
+    """Convert one of our errors, with its facts, into a form that survives a pipe."""
     carried = Refused(type(error).__name__, str(error))
     carried.reason = getattr(error, "reason", None)
     return carried
@@ -147,7 +147,7 @@ class Refused(Exception):
 
 
 class Worker:
-    """One engine with its residency and its transport, in the process."""
+    """One engine with its residency and transport, in the process."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from vllm.engine.arg_utils import EngineArgs
@@ -252,7 +252,7 @@ class Worker:
         self.engine.add_request(prepared)
 
     def step(self, count: int = 1) -> list[dict[str, Any]]:
-        """That many steps (fewer if there is nothing to do), and what they put out."""
+        """Run that many steps (fewer if there is nothing to do); return their outputs."""
         outputs = []
         for _ in range(count):
             self.residency.warm_on()
@@ -271,7 +271,7 @@ class Worker:
         return outputs
 
     def plain_line(self) -> list[str]:
-        """A line that is first come, first served, of one that has waited for a minute and one that has just come."""
+        """Return a first-come-first-served queue of one that has waited a minute and one that has just come."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
         from vllm.v1.request import Request
@@ -287,11 +287,11 @@ class Worker:
         return [request.request_id for request in line]
 
     def pass_time(self, seconds: float) -> None:
-        """Let those that wait have waited so much longer."""
+        """Add this much to the waiting time of those in the queue."""
         self.ahead_s += seconds
 
     def take_counts(self) -> list[tuple[int, ...]]:
-        """(decodes, prompt tokens) of each step since the last call."""
+        """Return (decodes, prompt tokens) of each step since the last call."""
         counts, self.counts = self.counts, []
         return counts
 
@@ -313,7 +313,7 @@ class Worker:
             self.budget.times.stepped(base_s + decode_s * decodes + token_s * tokens, decodes, tokens)
 
     def limit_prompts(self, tokens: int) -> None:
-        """Change what the operator has set as `long_prefill_token_threshold`."""
+        """Change the operator's `long_prefill_token_threshold`."""
         self.budget._own_chunk = tokens
 
     def abort(self, request_ids: list[str]) -> None:
@@ -346,11 +346,11 @@ class Worker:
         }
 
     def forget_report(self) -> None:
-        """Let the next report name every request."""
+        """Make the next report name every request."""
         self.reporter._last.clear()
 
     def block_table_sizes(self) -> dict[str, int]:
-        """Blocks of each request that the scheduler has, as vLLM's own call gives them."""
+        """Return the blocks of each of the scheduler's requests, as vLLM's own call gives them."""
         scheduler = self.engine.scheduler
         tables = {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests}
         return {name: sum(len(group) for group in groups) for name, groups in tables.items()}
@@ -369,7 +369,7 @@ class Worker:
         return self.memory.layout.block_bytes
 
     def freeze_in_flight(self, request_id: str, via: str) -> tuple[str, list[dict[str, Any]], str]:
-        """Freeze the request while a step computes for it; how still it was, that step's output, how still then.
+        """Freeze the request during its step; return its state before, that step's output, and its state after.
 
         The parts of vllm.v1.engine.core.EngineCore.step, with the freeze between them, as async scheduling has it.
         """
@@ -386,7 +386,7 @@ class Worker:
         return before, told, self.residency.stillness(request_id)
 
     def push_out(self, request_id: str) -> None:
-        """Preempt the request, and use its blocks for something else, as vLLM does where they run out."""
+        """Preempt the request and reuse its blocks, as vLLM does when they run out."""
         scheduler = self.engine.scheduler
         request = scheduler.requests[request_id]
         blocks = {block for group in scheduler.kv_cache_manager.get_block_ids(request_id) for block in group}
@@ -395,7 +395,7 @@ class Worker:
         scheduler.kv_cache_manager.evict_blocks(blocks)
 
     def spoil(self) -> None:
-        """Fill all blocks that nobody holds: with NaN where vLLM empties new ones, else with large numbers."""
+        """Fill all free blocks: with NaN where vLLM clears new ones, else with large numbers."""
         import torch
 
         layout, pool = self.memory.layout, self.engine.scheduler.kv_cache_manager.block_pool
@@ -409,7 +409,7 @@ class Worker:
             blocks[free] = torch.full(shape, spoilt, dtype=torch.uint8)
 
     def doze_and_wake(self) -> None:
-        """Let go of the weights, and read them again, where a worker does."""
+        """Release the weights and read them again, where a worker does."""
         from melld.engine.worker.residency.weights import weights_of
 
         weights = weights_of(self.engine)
@@ -418,7 +418,7 @@ class Worker:
             weights.restore()
 
     def use_up(self) -> None:
-        """Take all free blocks, as others do where memory is short."""
+        """Take all free blocks, as others do when memory is short."""
         self.taken = self.residency.borrow_scratch(self.engine.scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
 
     def give_back(self) -> None:
@@ -456,7 +456,7 @@ class Worker:
         self.residency.uncache(request_id)
 
     def core_request(self, request_id: str) -> tuple[bytes, list[int]]:
-        """What it was asked with, as the daemon keeps it, and its tokens so far."""
+        """Return its original request, as the daemon keeps it, and its tokens so far."""
         return self.asked[request_id], list(self.engine.scheduler.requests[request_id].output_token_ids)
 
     def warm(self, core_request: bytes, tokens: list[int], tokens_per_s: float = 0.0) -> bool:
@@ -475,7 +475,7 @@ class Worker:
         return arrival
 
     def cancel_while_copying(self, request_id: str) -> tuple[int, int]:
-        """Cancel a reservation that is being written to; free blocks before and after the copy has ended."""
+        """Cancel a reservation that is being written to; return the free blocks before and after the copy has ended."""
         pool = self.engine.scheduler.kv_cache_manager.block_pool
         self.residency.copy_began(request_id)
         self.residency.cancel(request_id)
@@ -513,7 +513,7 @@ class Worker:
         self.borrower.grant(GrantGranules(tuple(granules)))
 
     def take(self, count: int, deadline_s: float) -> int:
-        """Ask for granules; the next steps answer.  Returns the take's number."""
+        """Ask for granules, which the next steps answer; return the take's number."""
         from melld.engine.wire.messages import TakeGranules
 
         self.takes += 1
@@ -521,19 +521,19 @@ class Worker:
         return self.takes
 
     def returned(self) -> list[Any]:
-        """What was given back since the last call."""
+        """Return what was given back since the last call."""
         said, self.said[:] = list(self.said), []
         return said
 
     def use_scratch(self, request_id: str, prompt: list[int]) -> list[int]:
-        """A request's answer before anything is granted."""
+        """Return a request's answer before anything is granted."""
         assert self.lent is not None
         with self.lent.borrowed():
             self.add(request_id, prompt, {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True}, {})
             return [token for output in self.step(20) for token in output["tokens"]]
 
     def writes_to_trials(self, request_id: str, prompt: list[int]) -> bool:
-        """Whether a request before anything is granted computes where links are tried."""
+        """Return True if a request before anything is granted computes where links are tried."""
         blocks, size = self.residency.borrow_scratch(8), self.memory.layout.block_bytes
         assert len(blocks) > 1
         tried = self.memory.region[blocks[0] * size : (blocks[-1] + 1) * size].zero_()
@@ -541,12 +541,12 @@ class Worker:
         return bool(tried.any())
 
     def blocks_in_tables(self) -> set[int]:
-        """Every block that a request has."""
+        """Return every block that a request has."""
         managers = self.engine.scheduler.kv_cache_manager.coordinator.single_type_managers
         return {block.block_id for m in managers for blocks in m.req_to_blocks.values() for block in blocks}
 
     def usable_blocks(self) -> set[int]:
-        """The blocks that all lie in granted granules, by the bytes' addresses alone."""
+        """Return the blocks that lie entirely in granted granules, by their addresses alone."""
         assert self.lent is not None
         size, granule = self.lent.map.block_bytes, self.lent.map.granule_bytes
         return {
@@ -556,7 +556,7 @@ class Worker:
         }
 
     def check_pool(self) -> None:
-        """Every reference is a table's, or an ended request's whose last step is in flight, or withholds the block.
+        """Check that every reference is a table's, or an ended request's with a step in flight, or withholds the block.
 
         What is withheld is not free.
         """
@@ -574,7 +574,7 @@ class Worker:
         assert set(named) <= usable
 
     def die_at(self, point: str) -> None:
-        """Have the process killed at this step of the next take."""
+        """Kill the process at this step of the next take."""
         import signal
 
         def die(*_: Any, **__: Any) -> None:
@@ -604,7 +604,7 @@ class Worker:
         return self.handle_bytes
 
     def pull_begin(self, request_id: str, handle: bytes, source: Any, destination: Any, bytes_per_s: float) -> None:
-        """Start a paced pull on a thread of its own, as a worker does, and go on."""
+        """Start a paced pull on its own thread, as a worker does, and return."""
         from concurrent.futures import ThreadPoolExecutor
 
         from melld.migrate.transports import choose

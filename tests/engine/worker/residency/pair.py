@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Case:
-    """A request as a client would put it: its name, prompt and sampling parameters."""
+    """A request as a client would send it: its name, prompt and sampling parameters."""
 
     name: str
     prompt: tuple[int, ...]
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass
 class Running:
-    """A request under way: where it lives, and what has been heard of it."""
+    """A running request: where it is, and its output so far."""
 
     case: Case
     request_id: str
@@ -68,7 +68,7 @@ class Pair:
     def start(
         self, case: Case, worker: WorkerProxy | None = None, *, salt: str | None = None, priority: int = 0
     ) -> Running:
-        """Hand the request in.  By default nothing of another's prefix cache can help it."""
+        """Submit the request.  By default no other request's prefix cache can help it."""
         number = next(_numbers)
         running = Running(case, f"request-{number}", worker or self.here)
         extra = {"cache_salt": salt or f"salt-{number}", "priority": priority}
@@ -77,7 +77,7 @@ class Pair:
         return running
 
     def step(self, count: int = 1) -> None:
-        """That many steps on both workers; each output is checked to come from the request's home."""
+        """Run that many steps on both workers, checking that each output comes from the request's home."""
         for _ in range(count):
             self.steps += 1
             for worker in (self.here, self.there):
@@ -97,11 +97,11 @@ class Pair:
         return [one.answer for one in running]
 
     def unmoved(self, case: Case) -> Answer:
-        """The answer of a run in which nothing moves."""
+        """Return the answer of a run in which nothing moves."""
         return self.all_unmoved([case])[0]
 
     def all_unmoved(self, cases: Iterable[Case]) -> list[Answer]:
-        """The answers of such a run; those that are not known yet are asked for at once."""
+        """Return the answers of such a run, computing unknown ones together."""
         cases = list(cases)
         new = [case for case in dict.fromkeys(cases) if case not in self._unmoved]
         self._unmoved |= zip(new, self.finish(*map(self.start, new)), strict=True)
@@ -120,7 +120,7 @@ class Pair:
 
     @contextlib.contextmanager
     def emptied(self) -> Iterator["Pair"]:
-        """The invariant of every test: when all requests have ended, both workers are as empty as they began."""
+        """Check every test's invariant: when all requests have ended, both workers are as empty as at the start."""
         yield self
         try:
             self.assert_idle()
@@ -128,16 +128,16 @@ class Pair:
             self.clear()  # a failure here must not fail its neighbours
 
     def other(self, worker: WorkerProxy) -> WorkerProxy:
-        """The worker that this one is not."""
+        """Return the other worker."""
         return self.there if worker is self.here else self.here
 
     def spoil(self) -> None:
-        """Have nothing pass because a block happens to hold what it should, or nothing."""
+        """Spoil free blocks, so that no test passes because they happen to hold the right data or zeros."""
         for worker in (self.here, self.there):
             worker("spoil")
 
     def move(self, running: Running, via: str = "kv", *, decode_meanwhile: int = 3) -> RequestSnapshot | None:
-        """One live move: reserve, copy full blocks while it decodes on, freeze, copy the rest, attach, release.
+        """Make one live move: reserve, copy full blocks while it decodes, freeze, copy the rest, attach, release.
 
         None if the request ended before it was frozen.
         """
@@ -156,7 +156,7 @@ class Pair:
         return self.complete(running, plan, via)
 
     def complete(self, running: Running, plan: CopyPlan, via: str = "kv") -> RequestSnapshot | None:
-        """The second half of a move: freeze, copy the rest, attach, release.  None if the request ended first."""
+        """Make the second half of a move: freeze, copy the rest, attach, release.  None if the request ended first."""
         source, target, name = running.home, self.other(running.home), running.request_id
         if not self._settle(source, name, via):
             target("cancel", name)
@@ -177,7 +177,7 @@ class Pair:
         return snapshot
 
     def _settle(self, source: WorkerProxy, name: str, via: str) -> bool:
-        """Freeze, and step on until nothing of the request is in flight; whether it is still there."""
+        """Freeze, and step until nothing of the request is in flight; return True if it is still there."""
         still = source("freeze", name, via)
         while still == "in flight":
             self.step()
@@ -190,7 +190,7 @@ class Pair:
         plan.copied(places, epoch)
 
     def clear(self) -> None:
-        """End whatever is left."""
+        """End all remaining requests."""
         self.live.clear()
         for worker in (self.here, self.there):
             state = worker("state")
@@ -198,7 +198,7 @@ class Pair:
             worker("step", 2)
 
     def assert_idle(self) -> None:
-        """Nothing is left of anything on either worker."""
+        """Check that nothing is left on either worker."""
         self.live.clear()
         for worker in (self.here, self.there):
             worker("step", 2)
@@ -210,7 +210,7 @@ class Pair:
             assert not state["expected"], state
 
     def check_move(self, case: Case, via: str, steps: int) -> None:
-        """A request that moves after so many steps says what it says unmoved."""
+        """Check that a request moved after so many steps gives its unmoved answer."""
         expected = self.unmoved(case)
         running = self.start(case)
         self.step(steps)
@@ -223,7 +223,7 @@ class Pair:
         steps: int,
         is_same: Callable[[Answer, Answer], bool] = operator.eq,
     ) -> None:
-        """Requests that run side by side, and each move its way after so many steps, say what they say unmoved."""
+        """Check that concurrent requests, each moved its way after so many steps, give their unmoved answers."""
         moves = list(moves)
         expected = self.all_unmoved(case for case, _ in moves)
         running = [self.start(case) for case, _ in moves]
@@ -234,7 +234,7 @@ class Pair:
             assert is_same(answer, unmoved), (one.case.name, answer, unmoved)
 
     def check_every_move(self, case: Case, via: str, moments: int) -> None:
-        """A short form of the request may move after 0, 1, 2 ... steps, and says the same.
+        """Check a short request moved after 0, 1, 2 ... steps: it gives the same answer.
 
         One begins at each step, so that most of them run beside others, and no two move at once.
         """

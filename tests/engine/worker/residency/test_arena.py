@@ -1,4 +1,4 @@
-"""Engines that share the memory of a device: nobody can tell from what they say that granules come and go."""
+"""Engines that share a device's memory: granules come and go without any effect on answers."""
 
 import os
 import random
@@ -49,7 +49,7 @@ class Device:
         return list(answers)
 
     def check_zero(self, granules: tuple[int, ...]) -> None:
-        """Reads the file, which backs nothing with memory."""
+        """Read the file, which backs nothing with memory."""
         file = os.open(self.arena.spec().path, os.O_RDONLY)
         for granule in granules:
             assert os.preadv(file, [FOUND], granule * GRANULE_BYTES) == GRANULE_BYTES
@@ -57,7 +57,7 @@ class Device:
         os.close(file)
 
     def settle(self, worker: WorkerProxy, granted: int) -> None:
-        """Give the idle worker exactly so many granules."""
+        """Give the idle worker exactly this many granules."""
         worker("take", self.ledger.granted(_name(worker)), 0.0)
         worker("step", 3)
         self.give_back(worker)
@@ -87,7 +87,7 @@ class House:
         self.across = Pair(self.small, self.away)
 
     def in_quiet(self, pair: Pair, case: Case) -> Answer:
-        """Return what the engine with large blocks says while nothing happens."""
+        """Return the large-block engine's answers while nothing happens."""
         if case not in self.said:
             [self.said[case]] = pair.finish(pair.start(case, self.large))
         return self.said[case]
@@ -104,7 +104,7 @@ def begin(model: Path, arena: Arena, **options: Any) -> WorkerProxy:
 
 @pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["ahead", "plain"])
 def house(demo_model: Path, request: pytest.FixtureRequest) -> Iterator[House]:
-    """Those with small blocks schedule a step ahead and the other does not, or the other way round."""
+    """A house where the small-block engines schedule ahead and the other does not, or the reverse."""
     near, far = (Device(Arena(ARENA_BYTES, GRANULE_BYTES)) for _ in range(2))
     ahead = request.param
     workers = [
@@ -125,7 +125,7 @@ def house(demo_model: Path, request: pytest.FixtureRequest) -> Iterator[House]:
 
 @pytest.fixture
 def pair(house: House) -> Iterator[Pair]:
-    """Both engines of the near device, idle and with half of it each; idle again when the test is over."""
+    """Both engines of the near device, idle with half of it each; idle again when the test is over."""
     for worker in (house.small, house.large):
         house.near.settle(worker, 0)
     for worker in (house.small, house.large):
@@ -137,7 +137,7 @@ def pair(house: House) -> Iterator[Pair]:
 
 
 class Bustle:
-    """Requests on the two engines of a pair, each with what it says in a quiet run."""
+    """Requests on a pair's two engines, each with its answer from a quiet run."""
 
     def __init__(self, pair: Pair, cases: list[Case]) -> None:
         self.pair = pair
@@ -147,7 +147,7 @@ class Bustle:
         self.running: list[Running] = []
 
     def keep_up(self, count: int, chance: random.Random) -> None:
-        """Start so many that so many run; half of them begin like others and share their blocks."""
+        """Start requests until this many run; half of them begin like others and share their blocks."""
         under_way = sum(one.answer.finish is None for one in self.running)
         for _ in range(under_way, count):
             case, worker = chance.choice(self.cases)
@@ -162,15 +162,13 @@ class Bustle:
             assert answer.finish == expected.finish
 
 
-def test_an_engine_in_an_arena_says_what_it_says_in_memory_of_its_own(pair: Pair, plain_pair: Pair) -> None:
+def test_an_engine_in_an_arena_answers_as_in_private_memory(pair: Pair, plain_pair: Pair) -> None:
     """Where a model's KV lies, and in which order its layers do, changes no token and no log-probability."""
     assert plain_pair.all_unmoved(CASES) == pair.all_unmoved(CASES)
 
 
-def test_before_anything_is_granted_a_request_waits_and_the_first_token_needs_no_grant(
-    house: House, pair: Pair
-) -> None:
-    """A worker proves that it works before it gets memory; what comes meanwhile is neither refused nor lost."""
+def test_without_a_grant_requests_wait_but_the_trial_token_works(house: House, pair: Pair) -> None:
+    """A worker proves that it works before it gets memory; requests that come meanwhile are kept."""
     expected = pair.unmoved(GREEDY)
     house.near.settle(house.small, 0)
     assert len(house.small("use_scratch", "first", list(PROMPT))) == 3
@@ -182,15 +180,15 @@ def test_before_anything_is_granted_a_request_waits_and_the_first_token_needs_no
     assert pair.finish(running) == [expected]
 
 
-def test_a_link_that_is_tried_overwrites_nothing_that_the_engine_makes_a_token_from(house: House) -> None:
-    """A sibling may come up as this worker begins to doze: the token that it notes must be the one that it wakes to."""
+def test_testing_a_link_overwrites_nothing_that_a_token_depends_on(house: House) -> None:
+    """A sibling may come up as this worker begins to doze: the token that it notes must be the one it wakes to."""
     house.near.settle(house.small, 0)
     assert not house.small("writes_to_trials", "noted", list(PROMPT[:4]))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
-def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, pair: Pair, seed: int) -> None:
-    """Two models, sometimes so short that vLLM pushes requests out: every answer is that of a quiet run."""
+def test_granules_pass_both_ways_under_load_without_changing_answers(house: House, pair: Pair, seed: int) -> None:
+    """Two models, sometimes so short of memory that vLLM preempts: every answer is that of a quiet run."""
     chance = random.Random(seed)
     device, workers = house.near, (house.small, house.large)
     lengths = [Case(f"long {tokens}", LONG_PROMPT[:tokens], SEEDED | PENALTIES) for tokens in (150, 320, 500)]
@@ -222,8 +220,8 @@ def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, p
     assert pair.preemptions > preemptions
 
 
-def test_live_blocks_move_when_there_is_room_and_nobody_waits(house: House, pair: Pair) -> None:
-    """What is lent comes back from an engine at work once its step is over; its requests neither wait nor lose any."""
+def test_live_blocks_move_when_there_is_room_and_no_request_waits(house: House, pair: Pair) -> None:
+    """Granules come back from a busy engine after its step; its requests neither wait nor lose a block."""
     cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:400], SEEDED)]
     expected = pair.all_unmoved(cases)
     running, preemptions = [pair.start(case) for case in cases], pair.preemptions
@@ -242,8 +240,8 @@ def test_live_blocks_move_when_there_is_room_and_nobody_waits(house: House, pair
     assert pair.preemptions == preemptions
 
 
-def test_a_take_without_room_waits_until_its_deadline_and_then_has_the_youngest_wait(house: House, pair: Pair) -> None:
-    """Memory that another model needs more comes in time, and the request that waits for it says the same."""
+def test_a_take_without_room_preempts_the_youngest_at_its_deadline(house: House, pair: Pair) -> None:
+    """Memory that another model needs more comes in time, and the preempted request's answer is unchanged."""
     house.near.settle(house.small, 2)
     old = Case("old", LONG_PROMPT[:600], SEEDED)
     young = Case("young", tuple(reversed(LONG_PROMPT[:600])), SEEDED)
@@ -263,8 +261,8 @@ def test_a_take_without_room_waits_until_its_deadline_and_then_has_the_youngest_
     assert [len(answer.granules) for answer in house.near.give_back(house.small)] == [1], "there is room for the other"
 
 
-def test_blocks_of_requests_that_arrive_or_leave_stay_where_they_are(house: House, pair: Pair) -> None:
-    """Another worker is about to write to them, or reads them, by their numbers."""
+def test_blocks_of_arriving_or_leaving_requests_stay_in_place(house: House, pair: Pair) -> None:
+    """Another worker is about to write or read them by their numbers."""
     expected = pair.unmoved(GREEDY)
     running = pair.start(GREEDY)
     pair.step(5)
@@ -284,7 +282,7 @@ def test_blocks_of_requests_that_arrive_or_leave_stay_where_they_are(house: Hous
 
 
 class Mover:
-    """Moves of requests between two devices, each with its arena."""
+    """Moves requests between two devices, each with its arena."""
 
     def __init__(self, house: House) -> None:
         for worker in (house.small, house.large):
@@ -295,7 +293,7 @@ class Mover:
         self.pair = house.across
 
     def shuffle(self, chance: random.Random) -> int:
-        """Take granules from both and give them back; returns how many live blocks that moved."""
+        """Take granules from both and give them back; return how many live blocks that moved."""
         moved = 0
         for device, worker in ((self.house.near, self.house.small), (self.house.far, self.house.away)):
             worker("take", chance.randint(9, 14), 0.0)
@@ -307,7 +305,7 @@ class Mover:
 
 
 def test_requests_move_between_devices_while_granules_are_taken(house: House) -> None:
-    """Neither the copy of a request nor its blocks' new places can be mistaken for one another."""
+    """A request's copy is never confused with its blocks' new places."""
     mover, chance = Mover(house), random.Random(3)
     pair = mover.pair
     expected = pair.all_unmoved(CASES)
@@ -323,7 +321,7 @@ def test_requests_move_between_devices_while_granules_are_taken(house: House) ->
     pair.assert_idle()
 
 
-def test_what_was_copied_before_a_blocks_move_is_copied_again(house: House) -> None:
+def test_a_block_that_moved_after_it_was_copied_is_copied_again(house: House) -> None:
     """The copy may have read the block after it was scrubbed."""
     pair = Mover(house).pair
     case = Case("long and greedy", LONG_PROMPT, SHARED)
@@ -347,8 +345,8 @@ def test_what_was_copied_before_a_blocks_move_is_copied_again(house: House) -> N
     pair.assert_idle()
 
 
-def test_a_link_takes_no_memory_of_the_sibling_that_it_does_not_copy(house: House) -> None:
-    """Looking at memory that nobody has written to would fill it with zeros, and the device with them."""
+def test_a_link_touches_no_sibling_memory_that_it_does_not_copy(house: House) -> None:
+    """Reading untouched memory would back it with zeros, and fill the device."""
     pair = Mover(house).pair
     house.near.settle(house.small, 0)
     before = house.near.arena.resident_bytes
@@ -367,7 +365,7 @@ STEPS += [pytest.param(one, marks=pytest.mark.long) for one in ("asked", "moved"
 
 
 def killed_while_taking(house: House, pair: Pair, victim: Any, point: str) -> tuple[list[Any], list[Any]]:
-    """What runs beside a worker that is killed at this point of a take, and what it must say."""
+    """What runs beside a worker that is killed at this point of a take, and its expected answers."""
     house.near.grant(victim, 8)
     cases = [GREEDY, SAMPLED, Case("long", LONG_PROMPT[:500], SEEDED)]
     expected = [house.in_quiet(pair, case) for case in cases]
@@ -385,10 +383,8 @@ def killed_while_taking(house: House, pair: Pair, victim: Any, point: str) -> tu
 
 
 @pytest.mark.parametrize("point", STEPS)
-def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
-    house: House, pair: Pair, point: str
-) -> None:
-    """Whatever it had is scrubbed and lent on, and the sibling says what it says in a quiet run."""
+def test_a_worker_killed_during_a_take_harms_no_sibling(house: House, pair: Pair, point: str) -> None:
+    """Its memory is scrubbed and lent on, and the sibling's answers are those of a quiet run."""
     house.near.settle(house.small, 0)
     victim = house.start()
     try:
@@ -405,7 +401,7 @@ def _scrub(device: Device, ledger: GranuleLedger) -> None:
     device.arena._scrub(list(ledger._free))
 
 
-def test_an_engine_that_cannot_lend_says_why_and_has_memory_of_its_own(house: House) -> None:
+def test_an_engine_that_cannot_lend_says_why_and_keeps_its_own_memory(house: House) -> None:
     """Such a model is served as before."""
     worker = house.start(num_gpu_blocks_override=80)
     try:

@@ -1,4 +1,4 @@
-"""Requests move between two vLLM workers that schedule a step ahead, and nobody can tell from what they say.
+"""Requests move between two asynchronously scheduling vLLM workers without any effect on answers.
 
 On the CPU: see `async_on_cpu` for what that shows and what it cannot.
 """
@@ -25,7 +25,7 @@ from tests.engine.worker.residency.test_residency import (
 
 
 def name_of(value: Any) -> str:
-    """Of a case, or of a way."""
+    """Return the name of a case, or of a way."""
     return str(getattr(value, "name", value))
 
 
@@ -50,14 +50,14 @@ def by_both_ways(cases: Sequence[Any]) -> list[Any]:
     ]
 
 
-def test_a_step_ahead_changes_no_answer(pair: Pair, plain_pair: Pair) -> None:
-    """Else a comparison of moved with unmoved runs here would say nothing of what clients have had so far."""
+def test_asynchronous_scheduling_changes_no_answer(pair: Pair, plain_pair: Pair) -> None:
+    """Else comparing moved with unmoved runs here would say nothing about clients' answers so far."""
     for case, ahead, plain in zip(CASES, pair.all_unmoved(CASES), plain_pair.all_unmoved(CASES), strict=True):
         assert ahead == plain, case.name
 
 
-def test_a_request_with_penalties_does_not_change_how_long_another_must_be(pair: Pair) -> None:
-    """vLLM's first runner then forgets tokens of the other, and `min_tokens` holds longer."""
+def test_a_request_with_penalties_does_not_extend_another_s_minimum(pair: Pair) -> None:
+    """vLLM's first runner would then forget tokens of the other, and `min_tokens` would hold longer."""
     (least,) = (case for case in CASES if case.name == "min_tokens")
     penalised = Case("penalised", PROMPT, SEEDED | PENALTIES)
     expected = pair.all_unmoved([least, penalised])
@@ -67,14 +67,14 @@ def test_a_request_with_penalties_does_not_change_how_long_another_must_be(pair:
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
+def test_moved_requests_give_their_unmoved_answers(pair: Pair, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
     pair.check_moves([(case, via) for case in CASES], 9)
 
 
 @pytest.mark.parametrize(("case", "via"), by_both_ways(HERE), ids=name_of)
 def test_a_request_can_move_at_any_token(pair: Pair, case: Case, via: str) -> None:
-    """There is no bad moment, though at most of them a token is under way that nobody knows yet."""
+    """There is no bad moment, though usually one token is in flight that nobody knows yet."""
     pair.check_every_move(case, via, 15)
 
 
@@ -85,7 +85,7 @@ def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> 
 
 
 def test_eight_requests_move_there_and_back(pair: Pair) -> None:
-    """Emptying a worker is eight moves at the same time; and then they all come back."""
+    """Emptying a worker is eight moves at the same time; then they all come back."""
     expected = pair.all_unmoved(CASES[:8])
     running = [pair.start(case) for case in CASES[:8]]
     pair.step(5)
@@ -97,7 +97,7 @@ def test_eight_requests_move_there_and_back(pair: Pair) -> None:
 
 
 def test_a_request_in_flight_is_not_settled(pair: Pair) -> None:
-    """The token under way is told here before the request is elsewhere: none is lost, none said twice."""
+    """The token in flight is delivered here before the request is elsewhere: none is lost or repeated."""
     running = pair.start(GREEDY)
     pair.step(9)
     assert pair.here("freeze", running.request_id, "kv") == "in flight"
@@ -109,8 +109,8 @@ def test_a_request_in_flight_is_not_settled(pair: Pair) -> None:
     assert [pair.unmoved(GREEDY)] == pair.finish(running)
 
 
-def test_a_request_comes_back_once_its_last_step_is_over(pair: Pair) -> None:
-    """vLLM would take that step's output for one of the new request of that name, and say its token twice."""
+def test_a_request_returns_once_its_last_step_is_over(pair: Pair) -> None:
+    """vLLM would take that step's output for the returned request's, and deliver its token twice."""
     running = pair.start(GREEDY)
     pair.step(9)
     core_request, _ = pair.here("core_request", running.request_id)
@@ -127,7 +127,7 @@ def test_a_request_comes_back_once_its_last_step_is_over(pair: Pair) -> None:
 
 
 def test_a_block_that_another_request_computes_right_now_is_not_final(pair: Pair) -> None:
-    """Of two prompts that begin alike and come together, the second finds the first one's blocks at once."""
+    """Of two prompts with a common beginning that arrive together, the second finds the first's blocks at once."""
     case = Case("alike", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 8})
     first, second = (pair.start(case, salt="alike") for _ in range(2))
     pair.step(1)
@@ -138,8 +138,8 @@ def test_a_block_that_another_request_computes_right_now_is_not_final(pair: Pair
 
 
 @pytest.mark.parametrize("asked", [{}, {"prompt_logprobs": 2}], ids=["plain", "prompt_logprobs"])
-def test_a_prompt_frozen_on_its_way_out_says_one_token_here(pair: Pair, asked: dict[str, Any]) -> None:
-    """A hand-over after the first token is begun while that token is computed: the second is the destination's."""
+def test_a_prompt_frozen_on_its_way_out_emits_one_token_here(pair: Pair, asked: dict[str, Any]) -> None:
+    """A hand-over after the first token starts while it is computed: the second is the destination's."""
     case = Case(f"long, {asked}", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 10} | asked)
     expected = pair.unmoved(case)
     running = pair.start(case)

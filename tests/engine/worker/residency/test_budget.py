@@ -28,7 +28,7 @@ def pair(plain_pair: Pair) -> Iterator[Pair]:
 
 
 def tokens_of_each_step(pair: Pair, running: Running, steps: int) -> list[int]:
-    """How many tokens the request emits in each of the next steps."""
+    """Return how many tokens the request emits in each of the next steps."""
     news = []
     for _ in range(steps):
         before = len(running.answer.tokens)
@@ -39,10 +39,10 @@ def tokens_of_each_step(pair: Pair, running: Running, steps: int) -> list[int]:
 
 @pytest.mark.parametrize("target", [(None,), TARGET], ids=["no target", "target"])
 @pytest.mark.parametrize(("case", "prompts"), [(GREEDY, 2), (SAMPLED, 1)], ids=["two prompts", "one prompt, sampled"])
-def test_a_moved_request_goes_on_at_once_beside_long_prompts(
+def test_a_moved_request_resumes_at_once_beside_long_prompts(
     pair: Pair, case: Case, prompts: int, target: tuple[float, ...]
 ) -> None:
-    """Its client waits for no chunk of anybody's prompt, from the first step on; and all tokens are right."""
+    """From the first step on its client waits for no chunk of any prompt; and all tokens are right."""
     expected = pair.all_unmoved([case, LONG, OTHER])
     pair.there("aim", *target)
     running = pair.start(case)
@@ -60,7 +60,7 @@ def test_a_moved_request_goes_on_at_once_beside_long_prompts(
 
 
 def test_without_a_target_a_prompt_loses_only_what_others_decode(pair: Pair) -> None:
-    """Nobody's first token is delayed for a pace that nobody has asked for."""
+    """No first token is delayed for a pace that nobody asked for."""
     decoding = pair.start(GREEDY, pair.there)
     pair.step(3)
     pair.there("take_counts")
@@ -70,8 +70,8 @@ def test_without_a_target_a_prompt_loses_only_what_others_decode(pair: Pair) -> 
     pair.finish(decoding, prompt)
 
 
-def test_prompts_get_what_the_target_leaves(pair: Pair) -> None:
-    """Beside one decode (60 - 30 - 1) ms, at 0.25 ms a token; when nobody decodes, twice of what was seen."""
+def test_prompts_get_the_time_that_the_target_leaves(pair: Pair) -> None:
+    """Beside one decode (60 - 30 - 1) ms, at 0.25 ms a token; with no decodes, twice what was measured."""
     expected = pair.all_unmoved([GREEDY, LONG, OTHER])
     pair.there("aim", *TARGET)
     decoding = pair.start(GREEDY, pair.there)
@@ -90,8 +90,8 @@ def test_prompts_get_what_the_target_leaves(pair: Pair) -> None:
     pair.finish(alone)
 
 
-def test_a_step_of_prompts_alone_ends_soon(pair: Pair) -> None:
-    """Whoever comes meanwhile waits for its end: half a second, a quarter of the target, at 30 ms and 5 ms a token."""
+def test_a_prompt_only_step_ends_soon(pair: Pair) -> None:
+    """A new arrival waits for its end: half a second, a quarter of the target, at 30 ms and 5 ms a token."""
     pair.there("aim", 0.06, 0.03, 0.001, 0.005)
     prompt = pair.start(LONG, pair.there)
     pair.there("take_counts")
@@ -101,8 +101,8 @@ def test_a_step_of_prompts_alone_ends_soon(pair: Pair) -> None:
     pair.finish(prompt)
 
 
-def test_a_slice_ahead_of_a_move_is_sized_by_its_own_time(pair: Pair) -> None:
-    """Five blocks at 0.24 ms a token make a step 40 ms longer, also where the step itself takes three times as long."""
+def test_a_slice_before_a_move_is_sized_by_its_own_time(pair: Pair) -> None:
+    """Five blocks at 0.24 ms a token lengthen a step by 40 ms, even where the step itself takes three times as long."""
     running, decoding = pair.start(LONG_RUN), pair.start(GREEDY, pair.there)
     pair.step(8)
     pair.there("aim", 60.0, 0.12, 0.001, 0.00024)
@@ -114,7 +114,7 @@ def test_a_slice_ahead_of_a_move_is_sized_by_its_own_time(pair: Pair) -> None:
     pair.finish(running, decoding)
 
 
-def test_a_target_that_is_too_tight_still_lets_prompts_end(pair: Pair) -> None:
+def test_a_target_that_is_too_tight_still_lets_prompts_finish(pair: Pair) -> None:
     """64 tokens a step, however little time there is."""
     pair.there("aim", 0.001, *TARGET[1:])
     decoding = pair.start(GREEDY, pair.there)
@@ -126,8 +126,8 @@ def test_a_target_that_is_too_tight_still_lets_prompts_end(pair: Pair) -> None:
     pair.finish(decoding, prompt)
 
 
-def test_a_slow_model_s_steps_are_measured_by_its_lone_ones(pair: Pair) -> None:
-    """Twice the 31 ms of a lone step leave 31 ms for prompts, whatever shorter time the promise names."""
+def test_a_slow_model_is_held_to_twice_its_lone_step(pair: Pair) -> None:
+    """Twice the 31 ms of a lone step leave 31 ms for prompts, whatever shorter time is promised."""
     pair.there("aim", 0.001, *TARGET[1:], 2.0)
     decoding = pair.start(GREEDY, pair.there)
     pair.step(3)
@@ -153,8 +153,8 @@ def test_a_prompt_is_cut_for_a_request_that_is_about_to_arrive(pair: Pair) -> No
     pair.finish(running, prompt)
 
 
-def test_an_operators_own_limit_holds_and_the_more_urgent_prompt_goes_first(pair: Pair) -> None:
-    """`long_prefill_token_threshold` lets several prompts run at once; of them, the lowest priority number is first."""
+def test_the_operator_s_limit_holds_and_urgent_prompts_go_first(pair: Pair) -> None:
+    """`long_prefill_token_threshold` lets several prompts run at once; the lowest priority number is first."""
     decoding = pair.start(GREEDY, pair.there)
     pair.step(3)
     pair.there("limit_prompts", 40)
@@ -170,8 +170,8 @@ def test_an_operators_own_limit_holds_and_the_more_urgent_prompt_goes_first(pair
     pair.finish(decoding, first, urgent)
 
 
-def test_a_question_does_not_wait_until_a_book_is_read(pair: Pair) -> None:
-    """It overtakes a prompt that waits and one under way, as these are due later, and changes no token of them."""
+def test_a_short_prompt_does_not_wait_for_a_long_one(pair: Pair) -> None:
+    """It overtakes long prompts, queued or running, as these are due later, and changes none of their tokens."""
     expected = pair.all_unmoved([LONG, OTHER, GREEDY])
     pair.there("aim", *SLOW)
     others = [pair.start(one, pair.there) for one in (LONG, OTHER)]
@@ -182,8 +182,8 @@ def test_a_question_does_not_wait_until_a_book_is_read(pair: Pair) -> None:
     assert expected == pair.finish(*others, question)
 
 
-def test_a_book_is_read_in_its_time(pair: Pair) -> None:
-    """Others overtake it only as long as it is not due before them, or if it is late: then it is the next."""
+def test_a_long_prompt_is_computed_in_time(pair: Pair) -> None:
+    """Others overtake it only while they are due earlier; once it is late, it is next."""
     pair.there("aim", *SLOW)
     for name, waited_s, is_first in (("book", 30.0, True), ("late book", 50.0, False)):
         options = {"arrival_time": time.time() - waited_s, "cache_salt": name}
@@ -197,8 +197,8 @@ def test_a_book_is_read_in_its_time(pair: Pair) -> None:
         pair.finish(book, other)
 
 
-def test_a_late_book_is_not_read_last(pair: Pair) -> None:
-    """It is due anew: what comes after that waits for it."""
+def test_a_late_long_prompt_is_not_computed_last(pair: Pair) -> None:
+    """It gets a new due time: later arrivals wait for it."""
     pair.there("aim", *SLOW)
     options = {"arrival_time": time.time() - 1000.0, "cache_salt": "book"}
     pair.there("add", "book", list(LONG.prompt), LONG.params, options)
@@ -210,8 +210,8 @@ def test_a_late_book_is_not_read_last(pair: Pair) -> None:
     pair.finish(book, *others)
 
 
-def test_what_was_read_is_kept_before_what_came_later(pair: Pair) -> None:
-    """Where blocks run out, it is the last to come who waits, however long the prompt of the first was."""
+def test_computed_blocks_of_earlier_arrivals_are_kept(pair: Pair) -> None:
+    """When blocks run out, the latest arrival waits, however long the first one's prompt was."""
     first = Case("grows from 4 blocks to 6", LONG.prompt[:100], GREEDY.params | {"max_tokens": 80})
     later = Case("grows from 2 blocks to 5", LONG.prompt[:40], GREEDY.params | {"max_tokens": 100})
     pair.here("aim", *SLOW)
@@ -226,8 +226,8 @@ def test_what_was_read_is_kept_before_what_came_later(pair: Pair) -> None:
     pair.here("aim", None)
 
 
-def test_the_prompt_of_an_urgent_request_goes_first(pair: Pair) -> None:
-    """It overtakes prompts that wait and one that is under way, and changes no token of them."""
+def test_an_urgent_prompt_goes_first(pair: Pair) -> None:
+    """It overtakes prompts, queued or running, and changes none of their tokens."""
     expected = [pair.unmoved(one) for one in (LONG, OTHER, GREEDY)]
     others = [pair.start(one, pair.there) for one in (LONG, OTHER)]
     pair.step(2)

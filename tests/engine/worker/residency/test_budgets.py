@@ -15,7 +15,7 @@ THINKS, DOES_NOT = SamplingParams(thinking_token_budget=2), SamplingParams()
 
 
 def holder_of_two() -> ThinkingBudgetStateHolder:
-    """A request with a budget in row 0, and one without in row 1."""
+    """Return a request with a budget in row 0, and one without in row 1."""
     marks = SimpleNamespace(reasoning_start_token_ids=[7], reasoning_end_token_ids=[8])
     holder = ThinkingBudgetStateHolder(marks, 4, 0, torch.device("cpu"), False)
     holder.sync_batch(BatchUpdate(2, removed=[], added=[(0, THINKS, [7], []), (1, DOES_NOT, [1], [])], moved=[]))
@@ -23,21 +23,21 @@ def holder_of_two() -> ThinkingBudgetStateHolder:
 
 
 def rows_with_a_budget(holder: Any, *moved: tuple[int, int, MoveDirectionality]) -> set[int]:
-    """Row 0 has ended, and these have moved: vLLM does not name a row as removed that another moves into."""
+    """End row 0 and move these: vLLM does not report a row as removed if another moves into it."""
     holder.sync_batch(BatchUpdate(1, removed=[], added=[], moved=list(moved)))
     return set(holder._state)
 
 
 def test_a_budget_ends_with_its_request() -> None:
-    """The end of a thought is never forced into the answer of a request that took an ended one's place."""
+    """The end of a thought is never forced on the request that took an ended one's row."""
     holder = holder_of_two()
     forget_budgets(holder)
     assert rows_with_a_budget(holder, (1, 0, MoveDirectionality.UNIDIRECTIONAL)) == set()
 
 
 @pytest.mark.parametrize(("direction", "rows"), [("UNIDIRECTIONAL", {2}), ("SWAP", {1})])
-def test_a_budget_goes_where_its_request_goes(direction: str, rows: set[int]) -> None:
-    """A thought that is moved within the batch still ends when its budget is spent."""
+def test_a_budget_moves_with_its_request(direction: str, rows: set[int]) -> None:
+    """A thought that changes rows still ends when its budget is spent."""
     holder = holder_of_two()
     forget_budgets(holder)
     row = next(iter(rows))
@@ -45,5 +45,5 @@ def test_a_budget_goes_where_its_request_goes(direction: str, rows: set[int]) ->
 
 
 def test_vllm_still_needs_the_fix() -> None:
-    """The day when it does not, `forget_budgets` can go."""
+    """Once it does not, `forget_budgets` can go."""
     assert rows_with_a_budget(holder_of_two(), (1, 0, MoveDirectionality.UNIDIRECTIONAL)) == {0}

@@ -1,4 +1,4 @@
-"""What melld takes for granted inside the pinned vLLM.  An upgrade that changes it fails here, by name."""
+"""What melld assumes about the pinned vLLM's inside.  An upgrade that breaks an assumption fails here, by name."""
 
 import ast
 import importlib.util
@@ -19,20 +19,20 @@ ASSUMPTIONS = [
 
 
 @pytest.mark.parametrize("assumption", ASSUMPTIONS)
-def test_vllm_is_what_residency_takes_it_for(
+def test_vllm_matches_residency_s_assumptions(
     residency_workers: tuple[WorkerProxy, WorkerProxy], assumption: str
 ) -> None:
-    """An upgrade of vLLM that would garble moved requests is stopped here, and says why."""
+    """An upgrade that would garble moved requests is stopped here, and says why."""
     residency_workers[0]("contract", assumption)
 
 
-def test_cpu_generators_cannot_take_a_draw_back() -> None:
-    """The day they can, `residency_generator` is no longer needed."""
+def test_cpu_generators_cannot_undo_a_draw() -> None:
+    """Once they can, `residency_generator` is no longer needed."""
     with pytest.raises(RuntimeError, match="offset"):
         torch.Generator("cpu").get_offset()
 
 
-def test_the_v2_runner_drops_preempted_requests_before_it_adds_any() -> None:
+def test_the_v2_runner_drops_preempted_requests_before_adding_any() -> None:
     """With the GPU's runner a frozen request's slot must be free for another in the very next step."""
     assert "preempted_req_ids" in _method("finish_requests")
     body = _method("execute_model")
@@ -40,14 +40,14 @@ def test_the_v2_runner_drops_preempted_requests_before_it_adds_any() -> None:
 
 
 def test_the_v2_runner_rebuilds_a_request_from_all_its_tokens() -> None:
-    """With the GPU's runner nothing but the scheduler's output is needed for a request that arrives."""
+    """With the GPU's runner an arriving request needs nothing but the scheduler's output."""
     body = _method("add_requests")
     assert "prefill_token_ids" in body
     assert "self._remove_request(req_id)" in body
 
 
 def _method(name: str) -> str:
-    """The source of a method of the V2 runner, which cannot be imported where there is no Triton."""
+    """Return the source of a V2 runner method, which cannot be imported where there is no Triton."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.submodule_search_locations

@@ -1,4 +1,4 @@
-"""Requests whose tokens are drafted, by a smaller model, an EAGLE head or from the prompt, move as others do.
+"""Requests with speculative tokens, from a draft model, an EAGLE head or the prompt, move as others do.
 
 With greedy sampling, for which drafts change nothing but the pace.  vLLM itself gives a seeded request other tokens
 each time that other tokens are drafted.
@@ -54,7 +54,7 @@ def shared_pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, requ
 
 
 def test_drafts_change_the_pace_and_no_token(pair: Pair, plain_pair: Pair) -> None:
-    """Some drafts are accepted and some are not: fewer steps than tokens, and the tokens of a worker without drafts."""
+    """Some are accepted and some are not: fewer steps than tokens, and the tokens of a worker without drafts."""
     paces = []
     for case, plain in zip(CASES, plain_pair.all_unmoved(CASES), strict=True):
         running = pair.start(case)
@@ -70,13 +70,13 @@ def test_drafts_change_the_pace_and_no_token(pair: Pair, plain_pair: Pair) -> No
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
-    """Whatever was drafted when they left is dropped, and drafted anew where they go on."""
+def test_moved_requests_give_their_unmoved_answers(pair: Pair, via: str) -> None:
+    """Pending drafts are dropped and drafted again at the destination."""
     pair.check_moves([(case, via) for case in CASES], 4)
 
 
-def test_log_probabilities_go_on(pair: Pair) -> None:
-    """Those of a token do not depend on whether it was drafted, but for the last bits."""
+def test_log_probabilities_continue(pair: Pair) -> None:
+    """A token's do not depend on whether it was drafted, except in the last bits."""
     case = Case("log-probabilities", GREEDY.prompt, CALM | {"logprobs": 3})
     expected = pair.unmoved(case)
     running = pair.start(case)
@@ -115,7 +115,7 @@ def test_drafts_are_as_good_after_a_move(pair: Pair) -> None:
     assert moved <= unmoved + 2 * 2  # each move costs what was drafted, and at most a step
 
 
-def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
+def test_a_cancelled_move_leaves_the_request_unchanged(pair: Pair) -> None:
     """It goes on at home."""
     expected = pair.unmoved(GREEDY)
     running = pair.start(GREEDY)
@@ -128,8 +128,8 @@ def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
     assert pair.finish(running) == [expected]
 
 
-def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
-    """Prompt and tokens so far are enough, several of a step included."""
+def test_a_dead_worker_s_request_resumes_from_the_log(pair: Pair) -> None:
+    """Prompt and tokens so far are enough, even with several tokens per step."""
     expected = [answer.tokens for answer in pair.all_unmoved(CASES)]
     running = [pair.start(case) for case in CASES]
     core = [pair.here("core_request", one.request_id)[0] for one in running]
@@ -141,7 +141,7 @@ def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
     assert [answer.tokens for answer in pair.finish(*running)] == expected
 
 
-def test_seeded_requests_end_wherever_they_are(pair: Pair) -> None:
+def test_seeded_requests_complete_wherever_they_are(pair: Pair) -> None:
     """Their tokens may differ, their number not; nothing of them stays behind."""
     case = Case("seeded", GREEDY.prompt, CALM | {"temperature": 0.9, "seed": 3})
     running = [pair.start(case) for _ in range(4)]
@@ -151,8 +151,8 @@ def test_seeded_requests_end_wherever_they_are(pair: Pair) -> None:
     assert [len(answer.tokens) for answer in pair.finish(*running)] == [28] * 4
 
 
-def test_a_worker_that_drafts_otherwise_takes_no_kv(pair: Pair, plain_pair: Pair) -> None:
-    """Blocks without the drafter's part do not fit; as tokens anything goes on anywhere."""
+def test_a_worker_with_another_drafter_takes_no_kv(pair: Pair, plain_pair: Pair) -> None:
+    """Blocks without the drafter's part do not fit; by tokens any request can go anywhere."""
     running = pair.start(GREEDY)
     pair.step(4)
     core_request, tokens = pair.here("core_request", running.request_id)

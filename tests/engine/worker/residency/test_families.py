@@ -1,4 +1,4 @@
-"""Every family of docs/models.md that writes text keeps what the page says, and moves as the page says."""
+"""Every text-generating family of docs/models.md keeps what the page says, and moves as the page says."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,8 +33,8 @@ def shared_pair(model_of: Callable[[str], Path], family: str) -> Iterator[Pair]:
         yield Pair(*workers)
 
 
-def test_it_keeps_what_the_page_says(pair: Pair, family: str) -> None:
-    """Who reads the page knows how requests of a model move before its weights are here."""
+def test_the_family_keeps_what_the_page_says(pair: Pair, family: str) -> None:
+    """The page tells how a model's requests move before its weights are downloaded."""
     kinds = set(pair.here("kinds"))
     assert kinds == set(KEPT.get(family, kinds))
     [read] = [one.keeps for one in architectures() if one.name == FAMILIES[family].model]
@@ -43,17 +43,17 @@ def test_it_keeps_what_the_page_says(pair: Pair, family: str) -> None:
 
 @pytest.fixture
 def ways(pair: Pair) -> list[str]:
-    """How its requests move."""
+    """Return how its requests move."""
     return ["tokens"] if uncopied(pair.here("kinds")) else ["kv", "tokens"]
 
 
 @pytest.fixture
 def cases(family: str) -> list[Case]:
-    """With a drafter those whose answers do not depend on what it guesses right."""
+    """Return the cases; with a drafter, only those whose answers do not depend on its accepted guesses."""
     return [GREEDY, LONG] if "speculative_config" in FAMILIES[family].options else [GREEDY, LONG, SAMPLED]
 
 
-def test_moved_requests_say_what_they_would_have_said(pair: Pair, cases: list[Case], ways: list[str]) -> None:
+def test_moved_requests_give_their_unmoved_answers(pair: Pair, cases: list[Case], ways: list[str]) -> None:
     """By KV and by tokens, at once."""
     assert len(set(pair.unmoved(LONG).tokens)) > 5
     if "kv" in ways:
@@ -62,33 +62,33 @@ def test_moved_requests_say_what_they_would_have_said(pair: Pair, cases: list[Ca
 
 
 def test_a_half_prefilled_request_can_move(pair: Pair, cases: list[Case], ways: list[str]) -> None:
-    """What is computed of its prompt comes along, or is computed again."""
+    """The computed part of its prompt comes along, or is computed again."""
     pair.check_move(HALF_PREFILLED if SAMPLED in cases else LONG, ways[0], 2)
 
 
-def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair, cases: list[Case]) -> None:
+def test_a_dead_worker_s_request_resumes_from_the_log(pair: Pair, cases: list[Case]) -> None:
     """Prompt and tokens so far are enough."""
     for answer, unmoved in zip(pair.all_resumed_from_the_log(cases), pair.all_unmoved(cases), strict=True):
         assert say_the_same(answer, unmoved)
 
 
 @pytest.mark.parametrize("name", WITHOUT_CPU)
-def test_what_the_page_calls_impossible_on_cpus_is_so(model_of: Callable[[str], Path], name: str) -> None:
-    """The page and this list change on the day when vLLM can."""
+def test_what_the_page_calls_impossible_on_cpus_is_impossible(model_of: Callable[[str], Path], name: str) -> None:
+    """The page and this list change once vLLM can."""
     options = dict(FAMILIES[name].options)
     with pytest.raises(WorkerFailed), two_workers(model_of(name), options) as workers:
         Pair(*workers).unmoved(LONG)
 
 
-def test_it_says_the_same_once_its_weights_were_read_again(pair: Pair) -> None:
-    """Whoever wakes an idle model gets its text, or it never let go of its weights."""
+def test_answers_are_unchanged_after_the_weights_are_reread(pair: Pair) -> None:
+    """Waking an idle model gives the same text, or it never released its weights."""
     expected = pair.unmoved(LONG)
     pair.here("doze_and_wake")
     assert pair.finish(pair.start(LONG)) == [expected]
 
 
 def say_the_same(answer: Any, unmoved: Any) -> bool:
-    """Whether they are equal but for rounding: some layers compute a prompt by other sums than single tokens."""
+    """Return True if equal up to rounding: some layers sum a prompt differently from single tokens."""
     return (
         answer.tokens == unmoved.tokens
         and answer.finish == unmoved.finish

@@ -1,4 +1,4 @@
-"""Engines that share GPU memory, over a library that the tests build: real engines on the CPU, in chunks of it."""
+"""Engines that share GPU memory, over a test library: real engines on the CPU, in chunks of it."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ POISON = b"\xff" * GRANULE_BYTES
 
 
 class PoisonedDevice(Device):
-    """A device on which whatever nobody uses is poison, as nobody but the next user clears it."""
+    """A device whose unused memory is poison, since only the next user clears it."""
 
     def check_zero(self, granules: tuple[int, ...]) -> None:
         for granule in granules:
@@ -67,17 +67,17 @@ def house(library: Path, demo_model: Path) -> Iterator[House]:
 pair = on_cpu.pair
 
 
-def test_an_engine_in_gpu_memory_says_what_it_says_in_its_own(pair: Pair, plain_pair: Pair) -> None:
+def test_an_engine_in_gpu_memory_answers_as_in_private_memory(pair: Pair, plain_pair: Pair) -> None:
     """Wherever its KV lies, and whatever the memory held before."""
     assert plain_pair.all_unmoved(CASES) == pair.all_unmoved(CASES)
 
 
-def test_granules_pass_both_ways_under_load_and_change_no_answer(house: House, pair: Pair) -> None:
-    """What one engine gives back is cleared by the one that gets it."""
-    on_cpu.test_granules_pass_both_ways_under_load_and_change_no_answer(house, pair, 0)
+def test_granules_pass_both_ways_under_load_without_changing_answers(house: House, pair: Pair) -> None:
+    """What one engine gives back is cleared by the next one."""
+    on_cpu.test_granules_pass_both_ways_under_load_without_changing_answers(house, pair, 0)
 
 
-def test_before_anything_is_granted_the_first_token_needs_no_grant(house: House, pair: Pair) -> None:
+def test_the_trial_token_needs_no_grant(house: House, pair: Pair) -> None:
     """A worker proves that it works in memory that is nobody's, and that others have written to."""
     house.near.settle(house.small, 0)
     said = []
@@ -95,10 +95,8 @@ def test_requests_move_by_their_tokens(house: House) -> None:
 
 
 @pytest.mark.parametrize("point", on_cpu.STEPS)
-def test_a_worker_killed_while_granules_are_taken_from_it_harms_no_sibling(
-    house: House, pair: Pair, library: Path, point: str
-) -> None:
-    """Nobody scrubs what it had, and nobody is disturbed by what it left."""
+def test_a_worker_killed_during_a_take_harms_no_sibling(house: House, pair: Pair, library: Path, point: str) -> None:
+    """Nobody scrubs its memory, and nobody is disturbed by what it left."""
     house.near.settle(house.small, 0)
     arena = house.near.arena
     assert isinstance(arena, GpuArena)

@@ -1,4 +1,4 @@
-"""KV of other kinds moves as the demo model's does: latent vectors, numbers of eight bits, KV that layers share."""
+"""Other kinds of KV move as the demo model's does: latent vectors, eight-bit numbers, KV shared by layers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,14 +30,14 @@ def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]
 
 
 @pytest.mark.parametrize("case", [GREEDY, SAMPLED, HALF_PREFILLED], ids=lambda case: case.name)
-def test_a_request_moved_by_its_kv_says_what_it_would_have_said(pair: Pair, case: Case) -> None:
+def test_a_request_moved_by_kv_gives_its_unmoved_answer(pair: Pair, case: Case) -> None:
     """Every byte of its blocks arrives."""
     assert len(set(pair.unmoved(case).tokens)) > 5
     pair.check_move(case, "kv", 2 if case is HALF_PREFILLED else 9)
 
 
-def test_a_request_moved_by_its_tokens_says_the_same(pair: Pair) -> None:
-    """Another worker computes its prompt and its answer so far anew."""
+def test_a_request_moved_by_tokens_gives_its_unmoved_answer(pair: Pair) -> None:
+    """Another worker recomputes its prompt and its answer so far."""
     running = pair.start(GREEDY)
     pair.step(9)
     pair.move(running, "tokens")
@@ -45,7 +45,7 @@ def test_a_request_moved_by_its_tokens_says_the_same(pair: Pair) -> None:
     assert answer == pair.unmoved(GREEDY)
 
 
-def test_without_the_copy_it_says_something_else(pair: Pair) -> None:
+def test_without_the_copy_the_answer_differs(pair: Pair) -> None:
     """The tests above would notice."""
     expected = pair.unmoved(GREEDY)
     running = pair.start(GREEDY)

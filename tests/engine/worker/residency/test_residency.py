@@ -1,4 +1,4 @@
-"""Requests move between two real vLLM workers and nobody can tell from what they say."""
+"""Requests move between two real vLLM workers without any effect on answers."""
 
 import contextlib
 import random
@@ -48,7 +48,7 @@ HALF_PREFILLED = Case("long and sampled", LONG_PROMPT, SEEDED | PENALTIES | {"ma
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
+def test_moved_requests_give_their_unmoved_answers(pair: Pair, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
     pair.check_moves([(case, via) for case in CASES], 9)
 
@@ -68,8 +68,8 @@ def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> 
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_a_moved_request_keeps_no_more_room_than_one_that_stayed(pair: Pair, via: str) -> None:
-    """What was reserved for its growth while it moved is others' again."""
+def test_a_moved_request_keeps_no_more_room_than_an_unmoved_one(pair: Pair, via: str) -> None:
+    """Room reserved for growth during the move is free again."""
     running = pair.start(GREEDY)
     pair.step(9)
     stayed = pair.here("block_table_sizes")
@@ -78,7 +78,7 @@ def test_a_moved_request_keeps_no_more_room_than_one_that_stayed(pair: Pair, via
     pair.finish(running)
 
 
-def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
+def test_repeated_moves_leave_no_trace(pair: Pair) -> None:
     """A request that is packed over and over, there and back, is still the same request."""
     expected = pair.unmoved(SAMPLED)
     running = pair.start(SAMPLED)
@@ -100,8 +100,8 @@ def test_eight_requests_move_at_once(pair: Pair) -> None:
     assert expected == pair.finish(*running)
 
 
-def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
-    """A destination that dies or refuses costs the client nothing but a step or two."""
+def test_a_cancelled_move_leaves_the_request_unchanged(pair: Pair) -> None:
+    """A destination that dies or refuses costs the client only a step or two."""
     expected = pair.all_unmoved([SAMPLED, CASES[7]])
     running = [pair.start(case) for case in (SAMPLED, CASES[7])]
     pair.step(10)
@@ -117,8 +117,8 @@ def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("case", [SAMPLED, CASES[7]], ids=lambda case: case.name)
-def test_a_request_frozen_in_flight_settles_with_that_steps_token(pair: Pair, case: Case) -> None:
-    """A step that was under way is neither lost nor done twice: its token goes out here, the next one there."""
+def test_a_request_frozen_in_flight_settles_with_that_step_s_token(pair: Pair, case: Case) -> None:
+    """The step is neither lost nor repeated: its token goes out here, the next one there."""
     expected = pair.unmoved(case)
     running = pair.start(case)
     while not running.answer.tokens:  # its grammar is being made, however long that takes
@@ -136,8 +136,8 @@ def test_a_request_frozen_in_flight_settles_with_that_steps_token(pair: Pair, ca
     assert [expected] == pair.finish(running)
 
 
-def test_a_request_that_ends_in_flight_has_ended(pair: Pair) -> None:
-    """The last token may come out of the very step that was under way: then there is nothing to move."""
+def test_a_request_that_ends_in_flight_does_not_move(pair: Pair) -> None:
+    """The last token may come out of the very step that was in flight: then there is nothing to move."""
     case = Case("two tokens", PROMPT, {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True})
     running = pair.start(case)
     pair.step(1)
@@ -146,8 +146,8 @@ def test_a_request_that_ends_in_flight_has_ended(pair: Pair) -> None:
     assert [output["finish"] for output in outputs] == ["length"]
 
 
-def test_room_that_is_written_to_is_not_given_to_another(pair: Pair) -> None:
-    """A move called off while its copy runs must not let that copy write into somebody else's blocks."""
+def test_room_that_is_being_written_to_is_not_reused(pair: Pair) -> None:
+    """A move cancelled during its copy must not let that copy write into somebody else's blocks."""
     running = pair.start(GREEDY)
     pair.step(3)
     pair.there("reserve", *pair.here("core_request", running.request_id), 320)
@@ -157,7 +157,7 @@ def test_room_that_is_written_to_is_not_given_to_another(pair: Pair) -> None:
 
 
 def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
-    """Requests on both sides go on while blocks are on their way, the moved one included."""
+    """Requests on both sides go on while blocks are in transit, the moved one included."""
     case = Case("with a long prompt", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True})
     expected, beside = pair.all_unmoved([case, SAMPLED])
     running, near, far = pair.start(case), pair.start(SAMPLED), pair.start(SAMPLED, pair.there)
@@ -183,7 +183,7 @@ def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
     "params", [{"temperature": 0.0, "ignore_eos": True}, SEEDED | PENALTIES], ids=["greedy", "seeded"]
 )
 def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str, object]) -> None:
-    """However long a request is, little is left to compute once it was frozen; and nobody hears of the shadow."""
+    """However long a request is, little is left to compute after the freeze; its shadow is invisible."""
     case = Case(f"warmed {params}", LONG_PROMPT, params | {"max_tokens": 40})
     expected = pair.unmoved(case)
     running = pair.start(case)
@@ -200,8 +200,8 @@ def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str
     assert [expected] == pair.finish(running)
 
 
-def test_a_paced_request_is_computed_where_it_disturbs_nobody(pair: Pair) -> None:
-    """Beside a request that decodes it keeps to its rate; as soon as the worker has nothing else to do, it goes on."""
+def test_a_paced_request_yields_to_decodes_and_uses_idle_time(pair: Pair) -> None:
+    """Beside a decoding request it keeps to its rate; once the worker is otherwise idle, it goes on at once."""
     case = Case("paced", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True})
     expected, running = pair.unmoved(case), pair.start(case)
     pair.step(6)
@@ -221,8 +221,8 @@ def test_a_paced_request_is_computed_where_it_disturbs_nobody(pair: Pair) -> Non
     assert [expected] == pair.finish(running)
 
 
-def test_a_paced_request_can_be_called_off_between_two_slices(pair: Pair) -> None:
-    """What waits for its next slice is forgotten as well."""
+def test_a_paced_request_can_be_cancelled_between_two_slices(pair: Pair) -> None:
+    """Its pending slice is dropped as well."""
     params = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
     running = pair.start(Case("called off", LONG_PROMPT, params))
     neighbour = pair.start(Case("beside", PROMPT, params), pair.there)
@@ -234,7 +234,7 @@ def test_a_paced_request_can_be_called_off_between_two_slices(pair: Pair) -> Non
     assert not pair.there("is_warm", running.request_id)
 
 
-def test_computing_ahead_can_be_called_off(pair: Pair) -> None:
+def test_computing_ahead_can_be_cancelled(pair: Pair) -> None:
     """A request that ends, or whose move is cancelled, leaves no shadow."""
     running = pair.start(
         Case("long and greedy", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True})
@@ -262,7 +262,7 @@ def crowded(pair: Pair) -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -> None:
-    """Two workers so full that vLLM itself pushes requests out, and moves at random: every answer is what it was."""
+    """Two workers so full that vLLM itself preempts, and random moves: every answer is unchanged."""
     chance = random.Random(seed)
     cases = [*CASES, Case("long, seeded", LONG_PROMPT[:400], SEEDED)]
     expected = dict(zip(cases, pair.all_unmoved(cases), strict=True))
@@ -286,8 +286,8 @@ def test_random_moves_under_preemption_change_no_answer(pair: Pair, seed: int) -
     assert pair.preemptions > preempted
 
 
-def test_who_brings_blocks_waits_for_nobody_who_wants_them(pair: Pair) -> None:
-    """A request that moves by its tokens goes on, though a more urgent one waits for more blocks than are free."""
+def test_a_request_with_blocks_does_not_wait_for_one_that_wants_them(pair: Pair) -> None:
+    """A request that moves by tokens goes on, though a more urgent one waits for more blocks than are free."""
     small = Case("small", PROMPT, GREEDY.params | {"max_tokens": 20, "ignore_eos": True})
     large = Case("13 blocks", LONG_PROMPT[:400], GREEDY.params | {"max_tokens": 4})
     expected = pair.all_unmoved([small, large])
@@ -300,8 +300,8 @@ def test_who_brings_blocks_waits_for_nobody_who_wants_them(pair: Pair) -> None:
         assert pair.finish(running, urgent) == expected
 
 
-def test_the_least_urgent_is_pushed_out_and_begins_last(pair: Pair) -> None:
-    """Whoever came first: where blocks run out the urgent keep theirs, and of those that wait they begin first."""
+def test_the_least_urgent_is_preempted_first_and_resumed_last(pair: Pair) -> None:
+    """Whoever came first: when blocks run out the urgent keep theirs, and start first."""
     case = Case("grows from 4 blocks to 6", LONG_PROMPT[:100], GREEDY.params | {"max_tokens": 80})
     large = Case("11 blocks", LONG_PROMPT[:330], GREEDY.params | {"max_tokens": 4})
     expected = [pair.unmoved(large), *[pair.unmoved(case)] * 4]
@@ -318,8 +318,8 @@ def test_the_least_urgent_is_pushed_out_and_begins_last(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
-def test_who_has_waited_too_long_goes_first(pair: Pair, moves: bool) -> None:
-    """A request that was pushed out goes before the more urgent that wait, and is not pushed out again for others."""
+def test_a_request_that_waited_too_long_goes_first(pair: Pair, moves: bool) -> None:
+    """A preempted request goes before more urgent ones in the queue, and is not preempted again for others."""
     case = Case("grows from 4 blocks to 6", LONG_PROMPT[:100], GREEDY.params | {"max_tokens": 80})
     longer = Case("grows from 4 blocks to 8", LONG_PROMPT[:100], GREEDY.params | {"max_tokens": 140})
     large = Case("11 blocks", LONG_PROMPT[:330], GREEDY.params | {"max_tokens": 4})
@@ -345,13 +345,13 @@ def test_who_has_waited_too_long_goes_first(pair: Pair, moves: bool) -> None:
         assert pair.finish(*others, second) == [expected[case]] * 2 + [expected[large]]
 
 
-def test_first_come_first_served_stays_so(pair: Pair) -> None:
-    """Where an operator wants that line, whoever has waited for long is first already."""
+def test_first_come_first_served_is_left_unchanged(pair: Pair) -> None:
+    """In that order the longest-waiting request is first already."""
     assert pair.here("plain_line") == ["first", "second"]
 
 
-def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
-    """The ledger's facts: every change of blocks or phase is told once, whatever prefills, decodes, moves or ends."""
+def test_the_report_equals_the_block_tables(pair: Pair) -> None:
+    """Every change of blocks or phase is reported once, whatever prefills, decodes, moves or ends."""
     known: dict[str, tuple[int, str]] = {}
     running = [pair.start(Case("long", LONG_PROMPT, SEEDED | {"max_tokens": 70})), pair.start(GREEDY)]
     pair.here("report")
@@ -372,8 +372,8 @@ def test_the_report_is_what_the_block_tables_say(pair: Pair) -> None:
     pair.finish(*running)
 
 
-def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> None:
-    """First come, first served, also after a move that was called off."""
+def test_a_waiting_request_returns_to_its_place_in_the_queue(pair: Pair) -> None:
+    """First come, first served, even after a cancelled move."""
     running = [pair.start(GREEDY) for _ in range(3)]
     names = [one.request_id for one in running]
     pair.here("freeze", names[1], "kv")
@@ -383,14 +383,14 @@ def test_a_waiting_request_goes_back_to_its_place_in_the_line(pair: Pair) -> Non
     pair.finish(*running)
 
 
-def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
-    """Prompt and tokens so far are enough: even a seeded, penalised or schema-bound answer continues as it was."""
+def test_a_dead_worker_s_request_resumes_from_the_log(pair: Pair) -> None:
+    """Prompt and tokens so far are enough: even a seeded, penalised or schema-bound answer continues exactly."""
     cases = [case for case in CASES if case.name != "prompt logprobs"]
     assert pair.all_resumed_from_the_log(cases) == pair.all_unmoved(cases)
 
 
 def test_the_destination_uses_its_own_prefix_cache(pair: Pair) -> None:
-    """What is there already is neither copied nor computed, and the answer is the same."""
+    """Cached blocks are neither copied nor computed, and the answer is the same."""
     case = Case("common prefix", LONG_PROMPT[:320], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
     expected = pair.finish(pair.start(case, pair.there, salt="common"))[0]
     running = pair.start(case, salt="common")
@@ -404,7 +404,7 @@ def test_the_destination_uses_its_own_prefix_cache(pair: Pair) -> None:
 
 
 def test_moved_blocks_serve_later_prompts(pair: Pair) -> None:
-    """The destination's prefix cache knows the blocks that came, by the right names and with the right bytes."""
+    """They enter the destination's prefix cache with the right hashes and bytes."""
     case = Case("to be cached", LONG_PROMPT[:330], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
     running = pair.start(case, salt="moved")
     pair.step(8)
@@ -420,7 +420,7 @@ def test_moved_blocks_serve_later_prompts(pair: Pair) -> None:
 
 
 def test_blocks_in_doubt_serve_no_later_prompt(pair: Pair) -> None:
-    """A source that was let go early may have copied what was no longer the request's: nobody else may read that."""
+    """A source released early may have copied what was no longer the request's: nobody else may read that."""
     case = Case("in doubt", LONG_PROMPT[:330], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
     expected = pair.unmoved(case)
     running = pair.start(case, salt="doubt")
@@ -436,8 +436,8 @@ def test_blocks_in_doubt_serve_no_later_prompt(pair: Pair) -> None:
     assert pair.finish(pair.start(case, pair.there, salt="doubt")) == [expected]
 
 
-def test_what_a_preempted_request_has_not_computed_serves_no_later_prompt(pair: Pair) -> None:
-    """Nobody goes on from a block of the step that vLLM planned for a request before it preempted it."""
+def test_uncomputed_blocks_of_a_preempted_request_are_not_reused(pair: Pair) -> None:
+    """No prompt uses a block of the step that vLLM planned for a request before it preempted it."""
     case = Case("preempted", LONG_PROMPT[:40], {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True})
     urgent = Case("urgent", LONG_PROMPT[40:640], {"temperature": 0.0, "max_tokens": 4})
     later = Case("later", case.prompt + tuple(pair.unmoved(case).tokens[:30]), {"temperature": 0.0, "logprobs": 3})
@@ -455,8 +455,8 @@ def test_what_a_preempted_request_has_not_computed_serves_no_later_prompt(pair: 
     assert pair.finish(pair.start(later, salt="preempted")) == expected[2:]
 
 
-def test_requests_that_share_blocks_part_without_harm(pair: Pair) -> None:
-    """One of two requests with a common prompt leaves; the other still has the blocks, and they count once."""
+def test_requests_that_share_blocks_separate_without_harm(pair: Pair) -> None:
+    """One of two requests with a common prompt leaves; the other keeps the blocks, and they count once."""
     case = Case("shared", LONG_PROMPT[:200], {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True})
     first = pair.start(case, salt="shared")
     pair.step(2)
@@ -470,8 +470,8 @@ def test_requests_that_share_blocks_part_without_harm(pair: Pair) -> None:
     assert answers[0].tokens == answers[1].tokens
 
 
-def test_no_room_is_said_before_anything_is_taken(pair: Pair) -> None:
-    """A destination that cannot hold the request stays as it was, and so does the source."""
+def test_lack_of_room_is_reported_before_anything_is_taken(pair: Pair) -> None:
+    """A destination that cannot hold the request is unchanged, and so is the source."""
     expected = pair.unmoved(SAMPLED)
     running = [pair.start(SAMPLED) for _ in range(4)]
     pair.step(5)
@@ -491,8 +491,8 @@ def test_no_room_is_said_before_anything_is_taken(pair: Pair) -> None:
     assert [expected] * 4 == pair.finish(*running)
 
 
-def test_what_cannot_be_carried_is_refused_by_its_reason(pair: Pair) -> None:
-    """Half-collected prompt log-probabilities, ids that are not here or are here already: typed, nothing touched."""
+def test_an_unmovable_request_is_refused_with_its_reason(pair: Pair) -> None:
+    """Half-collected prompt log-probabilities, unknown or duplicate ids: typed errors, nothing touched."""
     assert pair.here("refusal", "nobody", "kv") == MoveRefusal.UNKNOWN
     case = Case("half collected", LONG_PROMPT, {"temperature": 0.0, "max_tokens": 5, "prompt_logprobs": 1})
     expected = pair.unmoved(case)
@@ -512,7 +512,7 @@ def test_what_cannot_be_carried_is_refused_by_its_reason(pair: Pair) -> None:
 
 
 def test_a_client_may_leave_in_the_middle_of_a_move(pair: Pair) -> None:
-    """An abort finds the request wherever it stands: frozen on one side, expected on the other."""
+    """An abort finds the request in any state: frozen on one side, expected on the other."""
     running = pair.start(SAMPLED)
     pair.step(6)
     core_request, tokens = pair.here("core_request", running.request_id)
@@ -523,7 +523,7 @@ def test_a_client_may_leave_in_the_middle_of_a_move(pair: Pair) -> None:
 
 
 def test_a_snapshot_of_another_engine_is_refused(pair: Pair) -> None:
-    """Blocks of another model, precision or block size would be garbage: they are not taken."""
+    """Blocks of another model, precision or block size would be garbage."""
     running = pair.start(GREEDY)
     pair.step(5)
     core_request, tokens = pair.here("core_request", running.request_id)

@@ -1,4 +1,4 @@
-"""Layers that keep a state instead of KV: it moves with the request, and nothing else is taken for it."""
+"""Layers that keep a state instead of KV: it moves with the request and is never confused with another's."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -28,12 +28,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "beside attention in each layer": ("falcon_h1", {}),
 }
 OFTEN, ALSO = "Mamba 2", "without a prefix cache"
-OF_BOTH = ("test_moved_requests_say_what_they_would_have_said", "test_a_request_can_move_at_any_token")
+OF_BOTH = ("test_moved_requests_give_their_unmoved_answers", "test_a_request_can_move_at_any_token")
 """In the short form, what is tried without a prefix cache too."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Try each test on workers of each kind."""
+    """Run each test on workers of each kind."""
     often = (OFTEN, ALSO) if metafunc.definition.name in OF_BOTH else (OFTEN,)
     kinds = [kind if kind in often else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
     metafunc.parametrize("shared_pair", kinds, indirect=True, scope="module")
@@ -49,13 +49,13 @@ def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]
 
 @pytest.fixture
 def pair(pair: Pair) -> Pair:
-    """The pair, with nothing in free blocks that could pass for what should be there."""
+    """The pair, with free blocks spoiled so that none holds the right data by chance."""
     pair.spoil()
     return pair
 
 
 def are_nearly_equal(answer: Answer, unmoved: Answer) -> bool:
-    """Whether they are equal but for rounding: some layers compute a prompt by other sums than single tokens."""
+    """Return True if equal up to rounding: some layers sum a prompt differently from single tokens."""
     for ours, theirs in ((answer.logprobs, unmoved.logprobs), (answer.prompt_logprobs, unmoved.prompt_logprobs)):
         if len(ours) != len(theirs) or not np.allclose(ours, theirs, atol=1e-3):
             return False
@@ -63,12 +63,12 @@ def are_nearly_equal(answer: Answer, unmoved: Answer) -> bool:
 
 
 def block_tokens(pair: Pair) -> int:
-    """Of how many tokens a block of attention is."""
+    """Return the tokens in an attention block."""
     return int(next(group.block_tokens for group in pair.here("groups") if not group.keeps_state))
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
+def test_moved_requests_give_their_unmoved_answers(pair: Pair, via: str) -> None:
     """Tokens, log-probabilities, finish reason and usage are those of the run without a move."""
     assert len(set(pair.unmoved(GREEDY).tokens)) > 5
     pair.check_moves([(case, via) for case in CASES], 9, operator.eq if via == "kv" else are_nearly_equal)
@@ -76,19 +76,19 @@ def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> N
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_request_can_move_at_any_token(pair: Pair, via: str) -> None:
-    """Also where a block of the text ends, and the state goes to another."""
+    """Even where a block of text ends and the state moves to another."""
     pair.check_every_move(GREEDY, via, 13)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
-    """Its state is that of the prompt's part."""
+    """Its state is that of the computed part."""
     pair.check_move(HALF_PREFILLED, via, steps)
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_a_request_may_outgrow_several_blocks_while_it_moves(pair: Pair, via: str) -> None:
+def test_a_request_may_outgrow_several_blocks_during_a_move(pair: Pair, via: str) -> None:
     """Whatever was reserved for it, the state is that of the last token."""
     expected = pair.unmoved(LONG)
     running = pair.start(LONG)
@@ -98,8 +98,8 @@ def test_a_request_may_outgrow_several_blocks_while_it_moves(pair: Pair, via: st
     assert [expected] == pair.finish(running)
 
 
-def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
-    """A request that comes back under its id does not go on from where it once was."""
+def test_repeated_moves_leave_no_trace(pair: Pair) -> None:
+    """A request that comes back under its id does not resume from where it once was."""
     expected = pair.all_unmoved([SAMPLED, LONG])
     running = [pair.start(SAMPLED), pair.start(LONG)]
     for via in ("kv", "tokens", "kv", "kv", "tokens"):
@@ -111,8 +111,8 @@ def test_moves_in_a_row_leave_no_trace(pair: Pair) -> None:
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("shared", [330, 699])
-def test_a_prefix_that_the_destination_has_is_used(pair: Pair, via: str, shared: int) -> None:
-    """With the state after it, and only if that is there; afterwards others find what was moved."""
+def test_a_prefix_cached_at_the_destination_is_used(pair: Pair, via: str, shared: int) -> None:
+    """With the state after it, and only if that is cached; afterwards others find what was moved."""
     expected = pair.unmoved(LONG)
     salt = f"shared {via} {shared}"
     pair.finish(pair.start(Case("before", LONG_PROMPT[:shared], CALM | {"max_tokens": 1}), pair.there, salt=salt))
@@ -125,8 +125,8 @@ def test_a_prefix_that_the_destination_has_is_used(pair: Pair, via: str, shared:
     assert pair.finish(*(pair.start(case, pair.there, salt=salt) for case in cases)) == pair.all_unmoved(cases)
 
 
-def test_requests_that_arrive_between_two_steps_do_not_spoil_each_other(pair: Pair) -> None:
-    """One's blocks are emptied before they are used, and another's, which are filled already, are not."""
+def test_requests_arriving_between_two_steps_do_not_spoil_each_other(pair: Pair) -> None:
+    """One's blocks are cleared before use, and another's, which are already filled, are not."""
     cases = [LONG, SAMPLED, GREEDY]
     expected = pair.all_unmoved(cases)
     running = [pair.start(case) for case in cases]
@@ -138,7 +138,7 @@ def test_requests_that_arrive_between_two_steps_do_not_spoil_each_other(pair: Pa
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair, via: str) -> None:
+def test_a_cancelled_move_leaves_the_request_unchanged(pair: Pair, via: str) -> None:
     """Its state is where it was, and the destination's blocks are free."""
     expected = pair.all_unmoved([SAMPLED, LONG])
     running = [pair.start(SAMPLED), pair.start(LONG)]
@@ -154,8 +154,8 @@ def test_a_move_called_off_leaves_the_request_as_it_was(pair: Pair, via: str) ->
 
 
 @pytest.mark.parametrize("is_computed_again", [False, True])
-def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, is_computed_again: bool) -> None:
-    """Until it is computed again there is no state to copy: it stays where it is."""
+def test_a_request_preempted_during_a_move_answers_the_same(pair: Pair, is_computed_again: bool) -> None:
+    """Until it is recomputed there is no state to copy: it stays where it is."""
     expected = pair.unmoved(LONG)
     running = pair.start(LONG)
     pair.step(9)
@@ -178,8 +178,8 @@ def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, i
     assert [expected] == pair.finish(running)
 
 
-def test_the_report_counts_the_blocks_that_are_there(pair: Pair) -> None:
-    """The ledger's sums agree with vLLM's pool at every step and on both sides of a move; none is thought larger."""
+def test_the_report_counts_the_allocated_blocks(pair: Pair) -> None:
+    """The ledger's sums agree with vLLM's pool at every step and on both sides of a move; none is overestimated."""
     geometry = KvGeometry(1, 1, pair.here("groups"))
     running = [pair.start(LONG), pair.start(GREEDY)]
     for number in range(100):
@@ -199,7 +199,7 @@ def test_the_report_counts_the_blocks_that_are_there(pair: Pair) -> None:
 
 
 def test_a_reservation_takes_one_block_for_each_state(pair: Pair) -> None:
-    """Whatever room it has for growth."""
+    """Whatever room for growth it has."""
     running = pair.start(LONG)
     pair.step(9)
     name, groups = running.request_id, pair.here("groups")
@@ -217,14 +217,14 @@ def test_a_reservation_takes_one_block_for_each_state(pair: Pair) -> None:
     pair.finish(running)
 
 
-def test_a_dead_workers_requests_go_on_from_the_log(pair: Pair) -> None:
+def test_a_dead_worker_s_requests_resume_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough."""
     cases = (LONG, SAMPLED)
     assert pair.all_resumed_from_the_log(cases) == pair.all_unmoved(cases)
 
 
 def test_the_text_depends_on_the_state(pair: Pair) -> None:
-    """Moved without it, but with all KV, the answer is another: the tests above would notice."""
+    """Moved without it, but with all KV, the answer differs: the tests above would notice."""
     expected = pair.unmoved(LONG)
     running = pair.start(LONG)
     pair.step(9)

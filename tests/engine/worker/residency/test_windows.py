@@ -1,4 +1,4 @@
-"""A model whose layers see different stretches of the text: windows keep the latest blocks alone, and move so."""
+"""Sliding-window models: windows keep only the latest blocks, and move that way."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 48})
     scope="module", params=["gemma3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma4", "llama4"))]
 )
 def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]:
-    """Two workers: a group of layers that see all, others that see the last 64 tokens, or a chunk of 128.
+    """Two workers: some layers see everything, others the last 64 tokens, or a chunk of 128.
 
     The blocks of Gemma 4's groups are of unequal numbers of tokens.
     """
@@ -40,13 +40,13 @@ def geometry(shared_pair: Pair) -> KvGeometry:
 
 
 def real_blocks(groups: Any) -> list[int]:
-    """Of each group how many blocks there are."""
+    """Return how many real blocks each group has."""
     return [sum(block != 0 for block in group) for group in groups]
 
 
 @pytest.mark.parametrize("via", ["kv", "tokens"])
-def test_moved_requests_say_what_they_would_have_said(pair: Pair, via: str) -> None:
-    """Before and beyond the window's end."""
+def test_moved_requests_give_their_unmoved_answers(pair: Pair, via: str) -> None:
+    """Within and beyond the window."""
     pair.check_moves([(case, via) for case in (GREEDY, SAMPLED, LONG)], 9)
 
 
@@ -59,12 +59,12 @@ def test_a_request_can_move_at_any_token(pair: Pair, via: str) -> None:
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
-    """What is not computed yet needs the window of what is."""
+    """The remaining prompt needs the window of the computed part."""
     pair.check_move(HALF_PREFILLED, via, steps)
 
 
 def test_nothing_is_reserved_or_copied_behind_a_window(pair: Pair, geometry: KvGeometry) -> None:
-    """A long request takes little more room than its full layers."""
+    """A long request takes little more room than its full-attention layers need."""
     running = pair.start(LONG)
     pair.step(5)
     facts = pair.here("facts", running.request_id)
@@ -78,8 +78,8 @@ def test_nothing_is_reserved_or_copied_behind_a_window(pair: Pair, geometry: KvG
     pair.finish(running)
 
 
-def test_the_report_counts_the_blocks_that_are_there(pair: Pair, geometry: KvGeometry) -> None:
-    """The ledger's sums agree with vLLM's pool, at every step and on both sides of a move; none is thought larger."""
+def test_the_report_counts_the_allocated_blocks(pair: Pair, geometry: KvGeometry) -> None:
+    """The ledger's sums agree with vLLM's pool, at every step and on both sides of a move; none is overestimated."""
     running = [pair.start(LONG), pair.start(GREEDY)]
     for number in range(50):
         pair.step()
@@ -98,8 +98,8 @@ def test_the_report_counts_the_blocks_that_are_there(pair: Pair, geometry: KvGeo
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
-def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, steps: int) -> None:
-    """Until it is computed again, it needs windows for which no room was made: it stays where it is."""
+def test_a_request_preempted_during_a_move_answers_the_same(pair: Pair, steps: int) -> None:
+    """Recomputing it needs windows that have no room yet: it stays where it is."""
     expected = pair.unmoved(LONG)
     running = pair.start(LONG)
     pair.step(9)
@@ -119,8 +119,8 @@ def test_a_request_that_is_pushed_out_while_it_moves_says_the_same(pair: Pair, s
     assert [expected] == pair.finish(running)
 
 
-def test_what_a_window_has_left_is_not_taken_for_cached(pair: Pair) -> None:
-    """Blocks that fell behind the window while the request moved were never filled: nobody is answered from them."""
+def test_blocks_behind_a_window_do_not_count_as_cached(pair: Pair) -> None:
+    """Blocks that fell behind the window during the move were never filled: nobody is answered from them."""
     running = pair.start(Case("longer", LONG_PROMPT, CALM | {"max_tokens": 180}), salt="poisoned")
     pair.step(8)
     pair.move(running, "kv", decode_meanwhile=4 * BLOCK)
@@ -132,14 +132,14 @@ def test_what_a_window_has_left_is_not_taken_for_cached(pair: Pair) -> None:
     assert [*pair.finish(*(pair.start(case, pair.there, salt="poisoned") for case in cases))] == pair.all_unmoved(cases)
 
 
-def test_a_dead_workers_request_goes_on_from_the_log(pair: Pair) -> None:
+def test_a_dead_worker_s_request_resumes_from_the_log(pair: Pair) -> None:
     """Prompt and tokens so far are enough."""
     cases = (LONG, SAMPLED)
     assert pair.all_resumed_from_the_log(cases) == pair.all_unmoved(cases)
 
 
 def test_the_text_depends_on_what_the_windows_keep(pair: Pair) -> None:
-    """Without a copy the answer is another: the tests above would notice."""
+    """Without a copy the answer differs: the tests above would notice."""
     expected = pair.unmoved(LONG)
     running = pair.start(LONG)
     pair.step(9)

@@ -32,13 +32,13 @@ class Packing:
 
     @property
     def policy(self) -> Mell:
-        """The policy under test."""
+        """Return the policy under test."""
         policy = self.scheduler.policy
         assert isinstance(policy, Mell)
         return policy
 
     def tell(self, event: e.AnyEvent) -> list[e.AnyCommand]:
-        """Hand over the event; note moves; hold the scheduler's own law."""
+        """Hand over the event; note moves; check the scheduler's own law."""
         commands = self.scheduler.handle(event)
         self.moves += [command for command in commands if isinstance(command, e.MoveRequest)]
         self.queued += [command.request for command in commands if isinstance(command, e.QueueRequest)]
@@ -52,7 +52,7 @@ class Packing:
             self.tell(e.WorkerUp(self.now_s, f"w{number}", self.capacity))
 
     def arrive(self, *sizes: int) -> list[str]:
-        """Requests of these sizes, one after the other.  Returns their names."""
+        """Add requests of these sizes, one after the other; return their names."""
         names = []
         for size in sizes:
             name = f"r{len(self.sizes)}"
@@ -72,23 +72,23 @@ class Packing:
             self.tell(e.RequestFinished(self.now_s, name))
 
     def epoch(self) -> None:
-        """Time for what was held back."""
+        """End an epoch, which releases what was held back."""
         self.now_s += 1.0
         self.tell(e.EpochStarted(self.now_s))
 
     def bins(self) -> list[list[int]]:
-        """The sizes on each worker in use, largest first."""
+        """Return the sizes on each worker in use, largest first."""
         workers = self.scheduler.cluster.active.values()
         return [sorted((r.kv_bytes for r in w.requests.values()), reverse=True) for w in workers if w.requests]
 
     def worker_of(self, name: str) -> str:
-        """Where the request runs."""
+        """Return where the request runs."""
         worker = self.scheduler.cluster.requests[name].worker
         assert worker is not None
         return worker.id
 
     def check_theorem(self) -> None:
-        """The mended Theorem 1, from the items of each bin alone (see `melld.scheduler.policies.mell.settle`)."""
+        """Check the corrected Theorem 1, from each bin's items alone (see `melld.scheduler.policies.mell.settle`)."""
         book = self.policy.plan.book
         light, hungry, unfilled, single_room, outside, has_t_bin = [], [], [], [], [], False
         for bin_ in book.bins.values():
@@ -122,7 +122,7 @@ class Packing:
         assert not has_t_bin or not hungry, ("(5)", hungry)
 
     def check_groups(self) -> None:
-        """Groups are worth one T each, hold tiny requests only, and at most one in a bin is open."""
+        """Check that groups are worth one T each, hold only tiny requests, and at most one per bin is open."""
         for bin_ in self.policy.plan.book.bins.values():
             groups = [item for item in bin_.items if item.grouped]
             assert sum(LIMITS.class_of(group.projected_bytes) is TINY for group in groups) <= 1

@@ -1,4 +1,4 @@
-"""Operation batching: the same requests are served, with moves that cost no more than the operations asked for."""
+"""Operation batching: the same requests are served, with moves that cost no more than the operations."""
 
 import random
 from itertools import chain
@@ -18,7 +18,7 @@ UNBATCHED = MellSettings(batching=False)
 
 
 def one_epoch(packing: Packing, first: list[int], seed: int, arrivals: list[int]) -> list[e.MoveRequest]:
-    """Fill the workers, settle, then departures, growth and arrivals of one epoch.  Returns that epoch's moves."""
+    """Fill the workers, settle, then play one epoch's departures, growth and arrivals; return its moves."""
     chance = random.Random(seed)
     names = packing.arrive(*first)
     packing.epoch()
@@ -41,10 +41,10 @@ def one_epoch(packing: Packing, first: list[int], seed: int, arrivals: list[int]
     [221, 599, 188, 599, 21, 8, 599, 289, 800, 256, 1200, 105, 358, 139], 2152, [729, 189, 800, 518, 202]
 )
 @hypothesis_settings(max_examples=examples(60), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-def test_an_epoch_batched_serves_the_same_and_moves_each_request_once(
+def test_a_batched_epoch_serves_the_same_and_moves_each_request_once(
     first: list[int], seed: int, arrivals: list[int]
 ) -> None:
-    """Nobody waits because others were batched, no worker is left too full, and no request is moved back and forth.
+    """No request waits because others were batched, no worker overflows, and none is moved back and forth.
 
     A request that steps aside to break a circle of moves may be moved twice, and so may one whose first move had to
     be carried out at once to make room for an arrival.
@@ -64,7 +64,7 @@ def test_an_epoch_batched_serves_the_same_and_moves_each_request_once(
 
 
 def test_batching_saves_moves_over_a_run() -> None:
-    """The point of it (paper: 25-30 %): fewer moves for the same requests, epoch after epoch."""
+    """Its purpose (paper: 25-30 %): fewer moves for the same requests, epoch after epoch."""
     moves = {}
     for settings in (BATCHED, UNBATCHED):
         total = 0
@@ -78,7 +78,7 @@ def test_batching_saves_moves_over_a_run() -> None:
 
 
 def test_an_arrival_takes_the_hole_that_a_refill_would_have_filled() -> None:
-    """The refill has become needless: nothing is moved."""
+    """The refill has become unnecessary: nothing moves."""
     s = CAPACITY // 4 + 1
     for settings, moves in ((BATCHED, 0), (UNBATCHED, 1)):
         packing = Packing(settings)
@@ -91,8 +91,8 @@ def test_an_arrival_takes_the_hole_that_a_refill_would_have_filled() -> None:
         assert [len(sizes) for sizes in packing.bins()] == [3, 2]
 
 
-def test_nothing_moves_before_the_epoch_but_what_an_arrival_needs() -> None:
-    """Held-back moves are not begun, so what happens meanwhile can make them needless."""
+def test_before_the_epoch_only_moves_for_arrivals_start() -> None:
+    """What happens meanwhile may make held-back moves unnecessary."""
     packing = Packing(BATCHED)
     s = CAPACITY // 4 + 1
     first, *_, last = packing.arrive(s, s, s, s)

@@ -1,4 +1,4 @@
-"""A request on its way counts on two workers, so what happens to it changes the room on both."""
+"""A moving request counts on two workers, so what happens to it changes the room on both."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.scheduler.driving import arrive, finish, moved, placed, scheduler_wit
 
 
 @pytest.mark.parametrize("policy", ["mell-unbatched", "mell-literal-unbatched"])
-def test_the_end_of_a_request_on_its_way_makes_room_where_it_came_from(policy: str) -> None:
+def test_the_end_of_a_moving_request_frees_room_at_its_source(policy: str) -> None:
     """No request waits beside room: a worker's room is known again once the leaving request has ended."""
     scheduler = scheduler_with(workers=2, policy=policy)
     arrive(scheduler, "group", 1)

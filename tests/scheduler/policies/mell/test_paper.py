@@ -1,4 +1,4 @@
-"""Where the paper's text fails, MELL as printed fails and the mended one does not."""
+"""Where the paper's text fails, MELL as printed fails and the corrected version does not."""
 
 from fractions import Fraction
 
@@ -14,13 +14,13 @@ QUARTER, HALF = CAPACITY // 4, CAPACITY // 2
 
 
 def quarters_then_halves(settings: MellSettings, pairs: int) -> Packing:
-    """2n requests of C/4, then n of just over C/2: n workers would do."""
+    """Return 2n requests of C/4, then n of just over C/2: n workers would do."""
     packing = Packing(settings)
     packing.arrive(*[QUARTER] * (2 * pairs), *[HALF + 1] * pairs)
     return packing
 
 
-def test_as_printed_t_is_never_brought_to_l() -> None:
+def test_as_printed_t_never_moves_to_l() -> None:
     """Property 5 as printed fails: 2n of C/4 and n of just over C/2 take 1.5 times the optimum."""
     packing = quarters_then_halves(PRINTED, 8)
     assert len(packing.bins()) == 12
@@ -28,16 +28,16 @@ def test_as_printed_t_is_never_brought_to_l() -> None:
         packing.check_theorem()
 
 
-def test_mended_t_is_brought_to_l() -> None:
-    """The mended rules fill L-bins from T-bins: the same requests fit on as few workers as their classes allow."""
+def test_corrected_t_moves_to_l() -> None:
+    """The corrected rules fill L-bins from T-bins: the same requests fit on as few workers as their classes allow."""
     packing = quarters_then_halves(MENDED, 8)
     packing.check_theorem()
     # C/4 + C/4 + (C/2 + 1) is one byte too much, so a worker holds one L and one T: 8 bins, and 8 T left in 2.
     assert len(packing.bins()) == 10
 
 
-def test_the_bound_of_the_quarters_is_met_when_they_fit() -> None:
-    """With one byte less per quarter the optimum is n, and the mended rules stay within 4/3 of it and a constant."""
+def test_the_bound_of_the_quarters_holds_when_they_fit() -> None:
+    """With one byte less per quarter the optimum is n, and the corrected rules stay within 4/3 of it and a constant."""
     for settings, workers in ((PRINTED, 12), (MENDED, 8)):
         packing = Packing(settings)
         packing.arrive(*[QUARTER - 1] * 16, *[HALF + 1] * 8)
@@ -66,7 +66,7 @@ def test_an_l_can_hold_three_t() -> None:
     assert [len(sizes) for sizes in packing.bins()] == [4]
 
 
-def test_m_that_becomes_l_without_overload_is_given_a_partner() -> None:
+def test_an_m_that_becomes_l_without_overload_gets_a_partner() -> None:
     """As printed nobody refills it, so an L stays alone beside an M-worker whose M would fit: property 4 fails."""
     for settings, bins in ((PRINTED, [[1200, 801], [1201]]), (MENDED, [[1200], [1201, 801]])):
         packing = Packing(settings)
@@ -80,7 +80,7 @@ def test_m_that_becomes_l_without_overload_is_given_a_partner() -> None:
             packing.check_theorem()
 
 
-def test_as_printed_a_request_alone_on_its_worker_is_moved_when_its_class_changes() -> None:
+def test_as_printed_a_lone_request_moves_when_its_class_changes() -> None:
     """T/S to S/M as printed is a departure and an arrival, so a request that could stay is moved."""
     for settings, moves in ((PRINTED, 1), (MENDED, 0)):
         packing = Packing(settings)
@@ -90,13 +90,13 @@ def test_as_printed_a_request_alone_on_its_worker_is_moved_when_its_class_change
 
 
 def weigh(*sizes: Fraction) -> Fraction:
-    """The weight of a bin in the proof."""
+    """Return the weight of a bin in the proof."""
     limits = Limits.of(10_000)
     sixths = sum(WEIGHT_SIXTHS[limits.class_of(int(size * 10_000))] for size in sizes)
     return Fraction(sixths, FULL_SIXTHS)
 
 
-def test_a_bin_of_the_optimum_can_weigh_more_than_four_thirds() -> None:
+def test_an_optimal_bin_can_weigh_more_than_four_thirds() -> None:
     """L with M weighs 3/2, a row that Table I lacks, so W <= 4/3 OPT is false as stated."""
     assert weigh(Fraction("0.51"), Fraction("0.49")) == Fraction(3, 2) > Fraction(4, 3)
 
@@ -108,7 +108,7 @@ def test_two_m_and_an_s_make_four_thirds_tight() -> None:
     assert weigh(*sizes) == Fraction(4, 3)
 
 
-def test_the_weights_of_a_single_l_are_not_paid_for_bin_by_bin() -> None:
+def test_the_weights_of_single_ls_do_not_balance_bin_by_bin() -> None:
     """{.51, .49} and {.60, .40} weigh 3/2 each; with .40 placed on .51 ours needs three bins for the optimum's two.
 
     By property 4 a single L of ours (.60: .49 does not fit) meets there a partner that ours has beside another L, so
@@ -124,7 +124,7 @@ def test_the_weights_of_a_single_l_are_not_paid_for_bin_by_bin() -> None:
     assert sum(optimum) / 2 == Fraction(3, 2)
 
 
-def test_the_limits_are_exact_to_the_byte() -> None:
+def test_the_class_limits_are_exact_to_the_byte() -> None:
     """A size on a limit is of the lower class, one byte more of the next; two M and three S always fit."""
     for capacity in (2400, 2401, 2405, 2399, 97):
         limits = Limits.of(capacity)

@@ -1,4 +1,4 @@
-"""The mended Theorem 1 and Theorem 3's bound, after every operation on any sizes at the class limits."""
+"""The corrected Theorem 1 and Theorem 3's bound, after every operation on any sizes at the class limits."""
 
 import random
 from collections import Counter
@@ -18,7 +18,7 @@ SIZES = st.one_of(st.sampled_from([*EDGES, CAPACITY]), st.integers(1, CAPACITY /
 
 
 class TheoremMachine(RuleBasedStateMachine):
-    """One operation at a time, as the paper's proof has it: arrivals, ends, and growth of one request."""
+    """One operation at a time, as in the paper's proof: arrivals, ends, and growth of one request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class TheoremMachine(RuleBasedStateMachine):
 
     @invariant()
     def few_items_move_per_operation(self) -> None:
-        """Theorem 3, in items: a group of tiny requests is one item and as many transfers as it has members."""
+        """Check Theorem 3, in items: a group of tiny requests is one item and as many transfers as it has members."""
         assert self.most <= ITEM_MOVES_PER_OPERATION, self.most
 
 
@@ -75,7 +75,7 @@ TestTheorem = TheoremMachine.TestCase
 TestTheorem.settings = hypothesis_settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 
 
-def test_a_group_is_one_item_and_as_many_transfers_as_it_has_members() -> None:
+def test_a_group_is_one_item_and_as_many_transfers_as_members() -> None:
     """Operators pay for transfers, so the count of moves must not hide them in groups."""
     packing = Packing()
     stay, leave = packing.arrive(3 * CAPACITY // 4, CAPACITY // 4)
@@ -88,8 +88,8 @@ def test_a_group_is_one_item_and_as_many_transfers_as_it_has_members() -> None:
     assert Counter(move.request for move in packing.moves).total() == 5
 
 
-def test_the_theorem_holds_however_many_workers_it_takes() -> None:
-    """A long run of arrivals needs more workers than any fixed number: nobody waits as long as some sleep."""
+def test_the_theorem_holds_for_any_number_of_workers() -> None:
+    """A long run of arrivals needs more workers than any fixed number: none waits as long as some sleep."""
     machine = TheoremMachine()
     chance = random.Random(2)
     for _ in range(40):

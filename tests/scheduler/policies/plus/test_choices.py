@@ -1,4 +1,4 @@
-"""Promises of `mell-plus` about which request goes where: each from a state that is laid out by hand."""
+"""Where `mell-plus` places requests: each from a state laid out by hand."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ HORIZON_S = 2.0
 
 
 def laid_out(*loads: dict[str, int], workers: int = 0, instant: bool = False, growth_bytes_s: float = 1.0) -> Scheduler:
-    """Workers of 1000 bytes with these requests, and others asleep; each request grows by a byte a second."""
+    """Return workers of 1000 bytes with these requests, and sleeping ones; each request grows by a byte a second."""
     cluster = ClusterSettings(horizon_s=HORIZON_S, instant_moves=instant)
     scheduler = scheduler_with(workers or len(loads), "mell-plus", cluster=cluster)
     lay_out(scheduler, *loads, growth_bytes_s=growth_bytes_s)
@@ -27,7 +27,7 @@ def laid_out(*loads: dict[str, int], workers: int = 0, instant: bool = False, gr
 
 
 def shrink(scheduler: Scheduler, name: str, capacity_bytes: int) -> None:
-    """A worker has lost room."""
+    """Take room away from a worker."""
     scheduler.handle(e.WorkerCapacityChanged(0.0, WorkerId(name), capacity_bytes))
 
 
@@ -45,33 +45,33 @@ def test_an_arrival_goes_to_the_tightest_worker_that_lasts() -> None:
     assert placed(arrive(laid_out({"a": 500}, {"b": 100}), "new", 484)) == {"new": "w1"}
 
 
-def test_if_no_worker_lasts_an_arrival_goes_where_there_is_most_time() -> None:
-    """Rather than where it is tightest; not where it would overflow before the next look."""
+def test_if_no_worker_lasts_an_arrival_goes_to_the_longest_lived() -> None:
+    """Rather than to the tightest; not where it would overflow before the next look."""
     scheduler = laid_out({"a": 500}, {"b": 490}, {"c": 510})
     assert placed(arrive(scheduler, "new", 496)) == {"new": "w1"}
 
 
-def test_a_worker_is_woken_rather_than_one_filled_until_it_overflows() -> None:
-    """There would be no time left to move anybody."""
+def test_a_worker_is_woken_rather_than_one_filled_to_overflow() -> None:
+    """There would be no time left to move anything."""
     assert placed(arrive(laid_out({"a": 500}, workers=2), "new", 499)) == {"new": "w1"}
 
 
-def test_a_short_life_is_long_enough_where_workers_are_looked_at_more_often() -> None:
-    """Half a second is time for several looks: nobody is woken yet."""
+def test_a_short_life_suffices_when_workers_are_looked_at_often() -> None:
+    """Half a second is time for several looks: no worker is woken yet."""
     scheduler = scheduler_with(2, "mell-plus")
     lay_out(scheduler, {"a": 500}, growth_bytes_s=1.0)
     assert placed(arrive(scheduler, "new", 499)) == {"new": "w0"}
 
 
-def test_an_arrival_is_not_queued_while_it_fits_at_all() -> None:
-    """Ten requests soon need the room, but nobody sleeps who could be woken: better a move later than a queue now."""
+def test_an_arrival_that_fits_at_all_is_not_queued() -> None:
+    """Ten requests soon need the room, but no sleeper is left to wake: better a move later than a queue now."""
     crowd = {f"r{number}": 50 for number in range(10)}
     assert placed(arrive(laid_out(crowd), "new", 495)) == {"new": "w0"}
     assert not placed(arrive(laid_out(crowd), "new", 501))
 
 
-def test_a_request_that_must_leave_is_never_given_its_own_worker() -> None:
-    """Whether another one lasts, or has a little time, or room and no more."""
+def test_a_request_that_must_leave_is_never_placed_where_it_is() -> None:
+    """Whether another worker lasts, or has a little time, or just room."""
     for others in ([{"b": 600}], [{"b": 695}], [{f"r{number}": 69 for number in range(10)}], []):
         scheduler = laid_out({"a": 300}, *others)
         request = scheduler.cluster.requests[RequestId("a")]
@@ -79,7 +79,7 @@ def test_a_request_that_must_leave_is_never_given_its_own_worker() -> None:
         assert moved(scheduler.cluster.take_commands()) == ({"a": "w1"} if others else {})
 
 
-def test_who_steps_aside_may_leave_exactly_the_room_that_is_needed() -> None:
+def test_a_departure_may_free_exactly_the_room_needed() -> None:
     """A worker need not be woken for one byte more."""
     scheduler = laid_out({"a": 500, "b": 300}, {"c": 690}, workers=3, instant=True, growth_bytes_s=0.0)
     commands = arrive(scheduler, "new", 500)
@@ -88,7 +88,7 @@ def test_who_steps_aside_may_leave_exactly_the_room_that_is_needed() -> None:
     assert (moved(commands), placed(commands)) == ({}, {"new": "w2"})
 
 
-def test_a_departure_makes_only_the_room_that_no_other_request_uses() -> None:
+def test_a_departure_frees_only_the_room_that_it_does_not_share() -> None:
     """What steps aside may have all its blocks in common with others."""
     scheduler = laid_out({"a": 500, "b": 300}, {"c": 501}, workers=3, instant=True, growth_bytes_s=0.0)
     scheduler.handle(e.WorkerSharingChanged(0.0, WorkerId("w0"), 300))
@@ -99,14 +99,14 @@ def test_a_departure_makes_only_the_room_that_no_other_request_uses() -> None:
 # ---- an overload
 
 
-def test_the_request_goes_where_it_lives_longest() -> None:
+def test_a_request_goes_where_it_lives_longest() -> None:
     """The tighter worker would overflow five seconds later."""
     scheduler = laid_out({"a": 809, "b": 190}, {"c": 800}, {f"r{number}": 100 for number in range(5)})
     assert moved(epoch(scheduler)) == {"b": "w2"}
 
 
-def test_a_third_worker_makes_room_first() -> None:
-    """Where nothing fits directly, two moves in a row wake nobody; of equals the elder goes."""
+def test_a_chain_of_two_moves_avoids_waking_a_worker() -> None:
+    """Where nothing fits directly, a third worker makes room first; of equals the elder goes."""
     scheduler = laid_out({"x": 499, "y": 499}, {"m": 300, "n": 400}, {"o": 660}, workers=4, instant=True)
     first, second = of_kind(epoch(scheduler), e.MoveRequest)
     assert (first.request, first.destination, first.reason) == ("m", "w2", Reason.MAKE_ROOM)
@@ -114,8 +114,8 @@ def test_a_third_worker_makes_room_first() -> None:
     assert first.urgency_s == second.urgency_s == 1.0
 
 
-def test_two_moves_in_a_row_need_only_leave_the_source_a_moment() -> None:
-    """A worker that has lost its room is relieved as far as that goes, by the request whose bytes it lacks."""
+def test_a_chain_of_moves_need_only_relieve_the_source_briefly() -> None:
+    """A worker that has lost its room is relieved as far as possible, by the request whose bytes it lacks."""
     loads = {"x": 300, "y": 400}, {"m": 300, "n": 400}, {"o": 660}
     scheduler = laid_out(*loads, workers=4, instant=True, growth_bytes_s=2.0)
     shrink(scheduler, "w0", 301)
@@ -123,22 +123,22 @@ def test_two_moves_in_a_row_need_only_leave_the_source_a_moment() -> None:
     assert [(move.request, move.destination) for move in moves] == [("m", "w2"), ("y", "w1"), ("x", "w3")]
 
 
-def test_moves_that_take_time_are_never_made_in_a_row() -> None:
+def test_moves_that_take_time_are_never_chained() -> None:
     """The second would wait for the first: a worker is woken at once."""
     commands = epoch(laid_out({"x": 499, "y": 499}, {"m": 300, "n": 400}, {"o": 660}, workers=4))
     assert moved(commands) == {"x": "w3"}
 
 
-def test_if_one_departure_is_enough_it_is_made_though_a_worker_wakes_for_it() -> None:
-    """Small requests that find room would only move in vain."""
+def test_one_sufficient_departure_is_made_even_if_it_wakes_a_worker() -> None:
+    """Moving small requests that find room would be in vain."""
     scheduler = laid_out({"big": 500, "small": 100}, {"other": 800}, workers=3)
     shrink(scheduler, "w0", 400)
     (move,) = of_kind(epoch(scheduler), e.MoveRequest)
     assert (move.request, move.destination, move.urgency_s) == ("big", "w2", 0.0)
 
 
-def test_where_several_must_leave_a_roomy_worker_takes_them_before_one_is_woken() -> None:
-    """Though tighter ones, in which they would fit but for growth, come first."""
+def test_if_several_must_leave_they_go_to_a_roomy_worker() -> None:
+    """Before another is woken, and though tighter ones, in which they would fit but for growth, come first."""
     tight = [{f"{name}{number}": 69 for number in range(10)} for name in "xyz"]
     scheduler = laid_out({"a": 300, "b": 299, "c": 298}, *tight, {"d": 90}, workers=6)
     shrink(scheduler, "w0", 300)
@@ -147,8 +147,8 @@ def test_where_several_must_leave_a_roomy_worker_takes_them_before_one_is_woken(
     assert not of_kind(commands, e.ActivateWorker)
 
 
-def test_a_lone_request_goes_to_the_larger_worker_where_it_lives_longest() -> None:
-    """It is urgent: its own worker overflows in a second."""
+def test_a_lone_urgent_request_goes_to_the_largest_worker() -> None:
+    """Its own worker overflows in a second, and it lives longest there."""
     scheduler = laid_out({"long": 299}, {"a": 300}, {f"r{number}": 30 for number in range(9)})
     shrink(scheduler, "w0", 300)
     (move,) = of_kind(epoch(scheduler), e.MoveRequest)
@@ -159,7 +159,7 @@ def test_a_lone_request_goes_to_the_larger_worker_where_it_lives_longest() -> No
 
 
 def many_full(small: int, size: int) -> Scheduler:
-    """Two workers of one small request each, and 15 of one large request each."""
+    """Return two workers of one small request each, and 15 of one large request each."""
     return laid_out({"a": small}, {"b": small}, *({f"r{number}": size} for number in range(15)), instant=True)
 
 
@@ -170,20 +170,20 @@ def test_the_rest_stays_below_its_limit_after_every_drain() -> None:
     assert not moved(epoch(many_full(100, 995)))
 
 
-def test_of_few_workers_all_that_are_too_many_are_emptied_at_once() -> None:
-    """A burst has ended: each look that waits costs as many workers."""
+def test_of_few_workers_all_surplus_ones_are_emptied_at_once() -> None:
+    """A burst has ended: each look of delay costs as many workers."""
     scheduler = laid_out({"a": 10}, {"b": 10}, {"c": 10}, {"d": 500}, instant=True)
     assert moved(epoch(scheduler)) == {"a": "w3", "b": "w3", "c": "w3"}
 
 
 def test_a_look_drains_a_bounded_number_of_requests() -> None:
-    """Planning the moves of hundreds of workers would hold the loop."""
+    """Planning the moves of hundreds of workers would block the loop."""
     scheduler = laid_out(*({f"r{number}": 2} for number in range(400)), instant=True)
     assert len(of_kind(epoch(scheduler), e.MoveRequest)) == DRAINED
 
 
-def test_empty_workers_do_not_stand_in_the_way_of_a_drain() -> None:
-    """They stay awake for a while, and there is nothing to be moved from them."""
+def test_empty_workers_do_not_block_a_drain() -> None:
+    """They stay awake for a while, and there is nothing to move from them."""
     assert not moved(epoch(laid_out({}, {}, instant=True)))
     assert moved(epoch(laid_out({"a": 10}, {"b": 500}, *[{}] * 6, instant=True))) == {"a": "w1"}
 
@@ -191,8 +191,8 @@ def test_empty_workers_do_not_stand_in_the_way_of_a_drain() -> None:
 # ---- classes
 
 
-def test_an_urgent_arrival_goes_to_the_freest_worker_and_others_leave_it_headroom() -> None:
-    """A quarter of its worker stays free of others as long as they find a place elsewhere, and no longer."""
+def test_an_urgent_arrival_goes_to_the_freest_worker_with_headroom() -> None:
+    """Others leave a quarter of it free as long as they fit elsewhere, and no longer."""
     scheduler = laid_out({"a": 500}, {"b": 100})
     assert placed(arrive(scheduler, "urgent", 200, priority=-1)) == {"urgent": "w1"}
     assert placed(arrive(scheduler, "small", 300)) == {"small": "w0"}
@@ -201,8 +201,8 @@ def test_an_urgent_arrival_goes_to_the_freest_worker_and_others_leave_it_headroo
     assert placed(arrive(scheduler, "nowhere else", 200)) == {"nowhere else": "w1"}
 
 
-def test_of_equals_the_least_urgent_leaves() -> None:
-    """An overfull worker sends the batch job away and not the chat."""
+def test_ties_are_broken_towards_the_least_urgent() -> None:
+    """An overfull worker sends away the batch job and not the chat."""
     for priorities, expected in (((0, 1, -1), "b"), ((-1, 0, 0), "b"), ((1, 1, 0), "a")):
         scheduler = laid_out({"a": 332, "b": 332, "c": 332}, {})
         for name, priority in zip("abc", priorities, strict=True):

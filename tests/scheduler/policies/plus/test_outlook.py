@@ -1,4 +1,4 @@
-"""Promises of the arithmetic of `mell-plus`: how long workers last, and how long moves take."""
+"""The arithmetic of `mell-plus`: how long workers last, and how long moves take."""
 
 import pytest
 
@@ -17,7 +17,7 @@ HORIZON_S = 2.0
 def laid_out(
     *loads: dict[str, int], growth_bytes_s: float = 1.0, slots: int = 100, instant: bool = False
 ) -> tuple[Outlook, list[Worker]]:
-    """The outlook of workers of 1000 bytes with these requests, each of which grows by a byte a second."""
+    """Return the outlook of workers of 1000 bytes with these requests, each growing by a byte a second."""
     cluster = ClusterSettings(horizon_s=HORIZON_S, instant_moves=instant)
     scheduler = scheduler_with(len(loads), "mell-plus", slots, cluster)
     lay_out(scheduler, *loads, growth_bytes_s=growth_bytes_s)
@@ -25,15 +25,15 @@ def laid_out(
 
 
 def move(outlook: Outlook, name: str, worker: Worker) -> None:
-    """A move of the request begins."""
+    """Start a move of the request."""
     outlook.cluster.assign(outlook.cluster.requests[RequestId(name)], worker, Reason.OVERLOAD)
 
 
 # ---- moves
 
 
-def test_the_time_of_a_move_grows_with_its_bytes() -> None:
-    """A line through those that were seen; none takes less than no time, and a larger one never less."""
+def test_a_move_s_time_grows_with_its_bytes() -> None:
+    """A line through past moves; never negative, and never falling with size."""
     times = MoveTimes()
     assert times.expected_s(100) == 0.0
     times.took(100, 1.0)
@@ -64,8 +64,8 @@ def test_newer_moves_count_more() -> None:
 # ---- lives
 
 
-def test_a_life_is_what_is_free_by_what_is_added() -> None:
-    """With those who come, and without those who are leaving."""
+def test_a_worker_s_life_is_its_free_bytes_over_its_growth() -> None:
+    """Including requests on their way in, and without those on their way out."""
     outlook, (source, taker) = laid_out({"a": 300, "b": 200}, {"c": 400})
     assert outlook.life_s(source) == 250.0
     assert outlook.life_s(source, 100, 2) == 100.0
@@ -76,14 +76,14 @@ def test_a_life_is_what_is_free_by_what_is_added() -> None:
     assert outlook.bytes_ahead(taker) == 600 + 2 * HORIZON_S
 
 
-def test_without_growth_a_worker_lasts_for_ever_unless_it_is_too_full() -> None:
+def test_without_growth_a_worker_lasts_forever_unless_overfull() -> None:
     """An empty one too."""
     outlook, (worker, empty) = laid_out({"a": 900}, {}, growth_bytes_s=0.0)
     assert outlook.life_s(empty) == outlook.life_s(worker) == outlook.life_s(worker, 100) == FOREVER_S
     assert outlook.life_s(worker, 101) == -FOREVER_S
 
 
-def test_a_cure_takes_effect_after_the_next_look_and_a_move() -> None:
+def test_relief_comes_after_the_next_look_and_a_move() -> None:
     """The mean request's, with a margin; with instant moves nothing is waited for."""
     for instant in (False, True):
         outlook, (worker, empty) = laid_out({"a": 300, "b": 200}, {}, instant=instant)
@@ -98,8 +98,8 @@ def test_a_cure_takes_effect_after_the_next_look_and_a_move() -> None:
         assert outlook.look_s(empty) == pytest.approx(HORIZON_S if instant else 5.0)
 
 
-def test_growth_is_the_worker_s_own_else_that_of_all_else_what_is_expected() -> None:
-    """A worker that has just been woken grows as the others do; the first of all as it should."""
+def test_growth_is_the_worker_s_own_else_the_mean_else_the_default() -> None:
+    """A freshly woken worker grows as the others do, and the very first one at the default rate."""
     outlook, (worker,) = laid_out({"a": 300}, growth_bytes_s=0.0)
     assert outlook.growth_bytes_s(worker) == 0.0
     outlook.expect_growth(3.0)
@@ -110,8 +110,8 @@ def test_growth_is_the_worker_s_own_else_that_of_all_else_what_is_expected() -> 
     assert outlook.growth_bytes_s(worker) == 1.0
 
 
-def test_others_crowd_urgent_ones_by_their_bytes_or_by_their_slots() -> None:
-    """A part of both is kept for the urgent; who is leaving has no slot any more."""
+def test_others_crowd_urgent_ones_by_their_bytes_or_slots() -> None:
+    """A part of both is kept for the urgent; a leaving request has no slot any more."""
     for requests, kv_bytes, crowds in (
         ({"a": 100}, 650, False),
         ({"a": 100}, 651, True),
@@ -142,7 +142,7 @@ def test_a_worker_is_overloaded_if_it_overflows_before_the_next_look() -> None:
     assert not outlook.overloaded(worker)
 
 
-def test_moves_under_way_are_overdue_if_the_worker_overflows_before_they_end() -> None:
+def test_moves_are_overdue_if_the_worker_overflows_before_they_end() -> None:
     """Until then all its requests grow on it."""
     for size, overdue in ((980, False), (981, True)):
         outlook, (worker, other) = laid_out({"a": size - 100, "b": 100}, {})
@@ -154,7 +154,7 @@ def test_moves_under_way_are_overdue_if_the_worker_overflows_before_they_end() -
         assert outlook.overdue(worker) is overdue
 
 
-def test_a_worker_takes_what_fits_with_all_growth_until_the_next_look() -> None:
+def test_a_worker_takes_what_fits_with_growth_until_the_next_look() -> None:
     """And has a slot for it.  An empty one takes whatever it can hold: no other has more room."""
     outlook, (worker, empty) = laid_out({"a": 500}, {}, slots=3)
     assert outlook.takes(empty, 1000)
@@ -166,8 +166,8 @@ def test_a_worker_takes_what_fits_with_all_growth_until_the_next_look() -> None:
     assert not outlook.takes(worker, 10, 3)
 
 
-def test_nothing_joins_a_worker_that_all_are_leaving() -> None:
-    """It shall sleep; but one that somebody is on the way to goes on."""
+def test_nothing_joins_a_worker_that_is_being_emptied() -> None:
+    """It is about to sleep; but one that a request is on its way to goes on."""
     outlook, (source, taker) = laid_out({"a": 100}, {"b": 100})
     assert not leaves_wholly(source)
     assert {worker.id for worker in outlook.roomiest(5)} == {"w0", "w1"}
@@ -180,7 +180,7 @@ def test_nothing_joins_a_worker_that_all_are_leaving() -> None:
     assert not leaves_wholly(source)
 
 
-def test_no_more_workers_are_looked_at_than_are_asked_for() -> None:
+def test_at_most_the_requested_number_of_workers_is_examined() -> None:
     """The nearest: the tightest that take it, or the roomiest."""
     outlook, workers = laid_out({"a": 300}, {"b": 500}, {"c": 400}, {"d": 996})
     assert outlook.tightest(100, 2, None) == [workers[1], workers[2]]
@@ -188,8 +188,8 @@ def test_no_more_workers_are_looked_at_than_are_asked_for() -> None:
     assert outlook.roomiest(2) == [workers[0], workers[2]]
 
 
-def test_only_those_leave_who_are_gone_before_the_overflow() -> None:
-    """If none is, any of them may try."""
+def test_only_requests_that_leave_before_the_overflow_move() -> None:
+    """If there is none, any of them may try."""
     outlook, (worker,) = laid_out({"large": 600, "small": 380})
     requests = list(worker.requests.values())
     outlook.moves.took(380, 8.0)
@@ -216,7 +216,7 @@ def test_a_drain_leaves_all_takers_a_life_after_the_next_look() -> None:
     assert tight.count == roomy.count == 1, "it is a plan"
 
 
-def test_a_drain_fills_no_taker_twice_and_no_empty_one() -> None:
+def test_a_drain_overfills_no_taker_and_uses_no_empty_one() -> None:
     """Earlier requests of the plan count; an empty worker would only be the next to drain."""
     outlook, (source, *_) = laid_out({"x": 200, "y": 200}, {"a": 570}, {})
     assert plan_drain(source, outlook, 10.0, 12) is None
@@ -226,7 +226,7 @@ def test_a_drain_fills_no_taker_twice_and_no_empty_one() -> None:
     assert [taker.id for _, taker in plan] == ["w1", "w1"]
 
 
-def test_a_drain_may_go_to_a_worker_that_has_more_room_than_the_drained_one() -> None:
+def test_a_drain_may_go_to_a_roomier_worker() -> None:
     """If that then lasts exactly as long as it must."""
     outlook, (source, _) = laid_out({"x": 300, "y": 300}, {"a": 364})
     plan = plan_drain(source, outlook, 10.0, 12)
@@ -234,15 +234,15 @@ def test_a_drain_may_go_to_a_worker_that_has_more_room_than_the_drained_one() ->
     assert [taker.id for _, taker in plan] == ["w1", "w1"]
 
 
-def test_a_worker_with_a_request_that_must_stay_is_not_drained() -> None:
+def test_a_worker_with_an_immovable_request_is_not_drained() -> None:
     """Half of a drain frees nothing."""
     outlook, (source, _) = laid_out({"x": 20, "y": 20}, {"a": 500})
     outlook.cluster.pin(outlook.cluster.requests[RequestId("x")])
     assert plan_drain(source, outlook, 1.0, 12) is None
 
 
-def test_the_wait_includes_a_block_that_all_may_take_at_once() -> None:
-    """Memory is taken in blocks: the last of it goes earlier by one of them."""
+def test_the_deadline_allows_for_one_block_each() -> None:
+    """Memory is taken in blocks: all requests may take their next one at once."""
     scheduler = scheduler_with(0, "mell-plus")
     scheduler.handle(e.WorkerUp(0.0, WorkerId("w0"), 1000, block_bytes=40))
     lay_out(scheduler, {"a": 100})

@@ -1,4 +1,4 @@
-"""Promises of `mell-plus`: it moves late, little, and in time."""
+"""`mell-plus` moves late, little, and in time."""
 
 from melld.ids import WorkerId
 from melld.scheduler import events as e
@@ -11,7 +11,7 @@ RATE = 1  # bytes per second that each request grows
 
 
 def grown(scheduler: Scheduler, now_s: float, seconds: int) -> list[e.AnyCommand]:
-    """Every running request grows for so many seconds, with an epoch in each; all commands of that time."""
+    """Let every running request grow for so many seconds, with an epoch in each; return all commands of that time."""
     commands: list[e.AnyCommand] = []
     for second in range(1, seconds + 1):
         sizes = {r.id: r.kv_bytes + RATE for r in scheduler.cluster.requests.values() if r.worker}
@@ -21,13 +21,13 @@ def grown(scheduler: Scheduler, now_s: float, seconds: int) -> list[e.AnyCommand
 
 
 def instant(workers: int = 3, horizon_s: float = 2.0) -> Scheduler:
-    """Moves are over as they are decided."""
+    """Complete moves as they are decided."""
     cluster = ClusterSettings(horizon_s=horizon_s, instant_moves=True)
     return scheduler_with(workers, "mell-plus", cluster=cluster)
 
 
 def test_nothing_moves_while_nothing_overflows() -> None:
-    """A departure may yet make a move needless."""
+    """A departure may yet make a move unnecessary."""
     scheduler = instant()
     for name, size in (("a", 480), ("b", 420), ("c", 400)):
         arrive(scheduler, name, size)
@@ -46,8 +46,8 @@ def test_one_request_leaves_just_before_its_worker_overflows() -> None:
     assert 0.0 <= urgency_s <= 2.0
 
 
-def test_in_flight_the_request_leaves_earlier_by_the_time_that_moves_take() -> None:
-    """With a slow link the migration is over before the memory is."""
+def test_in_flight_the_request_leaves_earlier_by_the_moves_time() -> None:
+    """With a slow link the migration ends before the memory does."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
     for name, size in (("a", 480), ("b", 420), ("c", 400)):
         arrive(scheduler, name, size)
@@ -70,7 +70,7 @@ def test_an_arrival_avoids_a_worker_that_it_would_soon_overflow() -> None:
     assert placed(arrive(scheduler, "new", 180, 3.0)) == {"new": "w1"}
 
 
-def test_a_worker_is_woken_only_if_nobody_can_make_room() -> None:
+def test_a_worker_is_woken_only_if_no_departure_makes_room() -> None:
     """One request steps aside for the arrival where that is enough."""
     scheduler = instant(workers=3)
     for name, size in (("a", 500), ("b", 200), ("c", 700), ("d", 40)):
@@ -94,7 +94,7 @@ def test_a_worker_is_emptied_when_the_rest_can_hold_its_requests() -> None:
     assert len(scheduler.cluster.active) == 1
 
 
-def test_in_flight_nothing_is_packed_tighter_before_any_growth_was_seen() -> None:
+def test_in_flight_nothing_is_packed_tighter_before_growth_is_known() -> None:
     """Without known growth the policy would fill the other workers completely."""
     scheduler = scheduler_with(3, "mell-plus")
     for name, size in (("a", 500), ("b", 400), ("c", 500), ("d", 300)):
@@ -105,7 +105,7 @@ def test_in_flight_nothing_is_packed_tighter_before_any_growth_was_seen() -> Non
     assert moved(grown(scheduler, 1.0, 3))
 
 
-def test_in_flight_a_request_leaves_earlier_by_the_time_of_a_block() -> None:
+def test_in_flight_a_request_leaves_earlier_by_a_block_s_time() -> None:
     """Several requests may take their next block at once."""
     assert _free_when_one_leaves(block_bytes=40) >= _free_when_one_leaves(block_bytes=0) + 40
 
@@ -131,7 +131,7 @@ def test_a_drain_is_all_or_nothing() -> None:
     assert not moved(scheduler.handle(e.EpochStarted(1.0)))
 
 
-def test_a_taker_that_others_are_on_their_way_to_is_reached_later() -> None:
+def test_a_taker_with_incoming_moves_is_reached_later() -> None:
     """Moves to one worker share its link: the last of them may come after the source has overflowed."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
     for name, size in (("a", 480), ("b", 420), ("c", 400)):
@@ -147,8 +147,8 @@ def test_a_taker_that_others_are_on_their_way_to_is_reached_later() -> None:
     assert outlook.arrives_in_time(second, idle)
 
 
-def test_a_taker_that_still_wakes_is_reached_once_it_is_awake() -> None:
-    """Where the source overflows before that, one that computes is better, though it is fuller."""
+def test_a_waking_taker_is_reached_once_it_is_awake() -> None:
+    """Where the source overflows before that, a worker that is awake is better, though it is fuller."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
     for name, size in (("a", 480), ("b", 420), ("c", 400)):
         arrive(scheduler, name, size)
@@ -164,8 +164,8 @@ def test_a_taker_that_still_wakes_is_reached_once_it_is_awake() -> None:
     assert outlook.arrives_in_time(request, taker)
 
 
-def test_who_leaves_already_may_not_be_gone_in_time() -> None:
-    """A second cure goes where nothing is in its way: it is wanted because the first one may be late."""
+def test_a_leaving_request_may_not_be_gone_in_time() -> None:
+    """A second move goes where nothing is in its way: it is wanted because the first may be late."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
     for name, size in (("a", 480), ("b", 420), ("c", 400)):
         arrive(scheduler, name, size)
@@ -180,8 +180,8 @@ def test_who_leaves_already_may_not_be_gone_in_time() -> None:
     assert outlook.arrives_in_time(cluster.requests["a"], idle)
 
 
-def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
-    """A move that takes longer than any before it costs nobody a preemption: a small request is still in time."""
+def test_if_a_move_comes_too_late_the_smallest_request_leaves_too() -> None:
+    """A move slower than any before costs nobody a preemption: a small request is still in time."""
     scheduler = scheduler_with(3, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
     for name, size in (("a", 500), ("b", 300), ("small", 40)):
         arrive(scheduler, name, size)
@@ -198,7 +198,7 @@ def test_where_a_move_comes_too_late_the_smallest_leaves_as_well() -> None:
     assert scheduler.cluster.workers["w0"].used_bytes <= 1000
 
 
-def test_nobody_hurries_to_a_worker_that_still_wakes() -> None:
+def test_nothing_hurries_to_a_worker_that_is_still_waking() -> None:
     """It would come too late, and meanwhile both would have to keep room for it."""
     scheduler = scheduler_with(2, "mell-plus", cluster=ClusterSettings(horizon_s=2.0))
     scheduler.handle(e.WorkerWakeTimeChanged(0.0, WorkerId("w1"), 1000.0))
@@ -211,7 +211,7 @@ def test_nobody_hurries_to_a_worker_that_still_wakes() -> None:
 
 
 def uneven(*capacities: int) -> Scheduler:
-    """Workers w0, w1, ... of these capacities."""
+    """Return workers w0, w1, ... of these capacities."""
     scheduler = Scheduler(ALL_POLICIES["mell-plus"], SchedulerSettings(cluster=ClusterSettings(horizon_s=2.0)))
     for number, capacity_bytes in enumerate(capacities):
         scheduler.handle(e.WorkerUp(0.0, WorkerId(f"w{number}"), capacity_bytes))
@@ -219,7 +219,7 @@ def uneven(*capacities: int) -> Scheduler:
 
 
 def settled(scheduler: Scheduler, now_s: float, seconds: int) -> list[e.AnyCommand]:
-    """As `grown`, and every move commits in the second in which it was decided."""
+    """As `grown`, with every move committing in the second in which it was decided."""
     commands: list[e.AnyCommand] = []
     for second in range(seconds):
         decided = grown(scheduler, now_s + second, 1)
@@ -229,8 +229,8 @@ def settled(scheduler: Scheduler, now_s: float, seconds: int) -> list[e.AnyComma
     return commands
 
 
-def test_a_worker_that_lost_much_capacity_is_emptied_until_the_rest_fits() -> None:
-    """Somebody else's process takes most of a GPU: streams move to where there is room, and others are woken."""
+def test_a_worker_that_lost_capacity_is_emptied_until_the_rest_fits() -> None:
+    """Somebody else's process takes most of a GPU: streams move to where there is room, and workers are woken."""
     scheduler = uneven(1000, 1000, 1000, 1000)
     for number in range(9):
         arrive(scheduler, f"r{number}", 100)
@@ -244,7 +244,7 @@ def test_a_worker_that_lost_much_capacity_is_emptied_until_the_rest_fits() -> No
     assert all(worker.used_bytes <= worker.capacity_bytes for worker in workers.values())
 
 
-def test_a_lone_request_leaves_a_worker_that_it_outgrows_for_a_larger_one() -> None:
+def test_a_lone_request_moves_to_a_larger_worker_when_it_outgrows_its_own() -> None:
     """Else the stream would end, or be preempted again and again, beside a GPU that could hold it."""
     scheduler = uneven(100, 1000)
     arrive(scheduler, "long", 90)
@@ -258,8 +258,8 @@ def test_a_lone_request_stays_where_no_worker_is_larger() -> None:
     assert not moved(settled(scheduler, 0.0, 25))
 
 
-def test_empty_workers_that_are_still_awake_are_no_room_for_a_drain() -> None:
-    """Empty workers stay awake for `[idle] sleep_after_s`; counted as room, they would let others be overfilled."""
+def test_empty_awake_workers_are_no_room_for_a_drain() -> None:
+    """They stay awake for `[idle] sleep_after_s`; counted as room, they would let others be overfilled."""
     scheduler = Scheduler(
         ALL_POLICIES["mell-plus"],
         SchedulerSettings(cluster=ClusterSettings(horizon_s=1.0, instant_moves=True, retire_after_s=60.0)),
@@ -274,7 +274,7 @@ def test_empty_workers_that_are_still_awake_are_no_room_for_a_drain() -> None:
     assert not moved(scheduler.handle(e.EpochStarted(1.0)))
 
 
-def test_the_wait_for_a_worker_that_starts_is_not_taken_for_the_time_of_a_move() -> None:
+def test_waiting_for_a_start_does_not_count_as_move_time() -> None:
     """Else every worker would look overloaded for minutes after one cold start, and wake another."""
     scheduler = uneven(1000, 1000)
     starting = WorkerId("w1")
