@@ -21,6 +21,7 @@ from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
 from tests.cluster.plain_agent import News, until_gone
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, environment_of
+from tests.patience import PATIENCE_S
 
 SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cpu")
 ENDED = """
@@ -69,16 +70,18 @@ class Answer:
 async def daemon(nodes: RayNodes) -> AsyncIterator[tuple[Daemon, Cluster]]:
     heard = Daemon()
     made = cluster(nodes.address, heard)
-    await made.check()
-    await made.start()
-    yield heard, made
-    agents = nodes.processes("melld: agent")
-    await made.stop()
+    try:
+        await made.check()
+        await made.start()
+        yield heard, made
+    finally:
+        agents = nodes.processes("melld: agent")
+        await made.stop()
     await until_gone(*agents)
 
 
 def cluster(address: str, heard: Daemon, **settings: Any) -> Cluster:
-    config = ClusterConfig(address=address, **{"min_machines": 2, "start_timeout_s": 60.0} | settings)
+    config = ClusterConfig(address=address, **{"min_machines": 2, "start_timeout_s": PATIENCE_S} | settings)
     return Cluster(config, "cpu", [], {}, heard)
 
 
