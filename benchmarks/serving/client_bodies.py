@@ -282,6 +282,7 @@ DECIDED = {
     "openai: a response with tools": BEGIN,
     "openai: a response that calls": BEGIN,
     "openai: a response to a tool": BEGIN,
+    "openai: a response about an image": BEGIN,
     "Codex: a turn": CUT,
     "openai: a web search": BEGIN,
     "lm-eval: no token": f"{API}: usage counts no token where none was asked for",
