@@ -29,10 +29,9 @@ class Division(msgspec.Struct, frozen=True):
     @property
     def why_none_is_empty(self) -> str | None:
         """Say why a device has no free memory even once its workers have ended; None if it has."""
-        return (
-            "these models lend each other GPU memory, which is free only when the daemon ends" * bool(self.lent_bytes)
-            or None
-        )
+        if self.lent_bytes:
+            return "these models lend each other GPU memory, which is free only when the daemon ends"
+        return None
 
     def in_words(self, models: int) -> str:
         """Describe the choice, for `models` models."""

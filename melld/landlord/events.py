@@ -181,7 +181,7 @@ class ModelLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelsMeasured(Event, frozen=True, tag=True):
-    """What each model did in the last epoch; missing ones did nothing."""
+    """Activity of each model in the last epoch; missing ones did nothing."""
 
     loads: dict[ModelName, ModelLoad]
 

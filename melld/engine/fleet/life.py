@@ -62,7 +62,7 @@ class Do(enum.StrEnum):
 
 
 class Intent(enum.IntEnum):
-    """Whether a worker should serve."""
+    """Intended use of a worker."""
 
     IN_SERVICE = 0
     DRAINING = 1  # until its requests have left

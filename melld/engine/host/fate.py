@@ -24,7 +24,7 @@ _SENT = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 class Fate:
-    """What is known of one worker's end.  Created with the worker."""
+    """Records what is known of one worker's end.  Created with the worker."""
 
     def __init__(self) -> None:
         self._memory_kills = memory_kills()

@@ -29,7 +29,7 @@ class Wire(Protocol):
 
 
 class Intake:
-    """One fleet's wires, read round-robin."""
+    """Reads the wires of one fleet round-robin."""
 
     def __init__(self) -> None:
         self._paused: set[str] = set()

@@ -50,7 +50,7 @@ def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "Cuda
 
 
 class _Buffer:
-    """One of the two pinned buffers, with the events of its last filling and emptying."""
+    """Pinned buffer, one of two, with the events of its last filling and emptying."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
