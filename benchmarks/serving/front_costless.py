@@ -64,11 +64,17 @@ def costless_daemon(*words: str, step_s: float = 0.005, flags: tuple[str, ...] =
             yield daemon.wait_ready()
 
 
+def room_for(streams: int) -> tuple[str, ...]:
+    """Return the flags of a daemon that takes so many requests at once, and the warm-up's."""
+    return "--set", f"server.max_concurrent_requests={2 * streams}"
+
+
 @contextlib.contextmanager
 def front(way: str, streams: int) -> Iterator[Server]:
     """Start a server of this kind before costless engines."""
     if way != "vLLM":
-        with costless_daemon(*(["--whole"] if way == "melld, events by vLLM" else [])) as daemon:
+        words = ["--whole"] if way == "melld, events by vLLM" else []
+        with costless_daemon(*words, flags=room_for(streams)) as daemon:
             yield Server(daemon.url, daemon.process.pid)
         return
     with tempfile.TemporaryDirectory() as name:
@@ -242,7 +248,7 @@ def text_in(answer: bytes) -> bytes:
 
 def ask_at_once(streams: int) -> None:
     """Begin so many at once, and compare each with one that is alone."""
-    with costless_daemon(flags=("--set", f"server.max_concurrent_requests={2 * streams}")) as daemon:
+    with costless_daemon(flags=room_for(streams)) as daemon:
         (alone,) = ask_all(daemon.url, stream_of(TOKENS_OUT), 1)
         began_cpu_s, began_s = processor_s(daemon.process.pid), time.monotonic()
         answers = ask_all(daemon.url, stream_of(TOKENS_OUT), streams)
