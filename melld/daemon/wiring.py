@@ -52,7 +52,7 @@ from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 from melld.landlord.events import NEVER
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.migrate.topology import segments_of

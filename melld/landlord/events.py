@@ -114,17 +114,11 @@ class KvNeeded(Event, frozen=True, tag=True, gc=False):
 class KvReturned(Event, frozen=True, tag=True, gc=False):
     """The answer to `TakeKv`: these granules are empty and zeroed.
 
-    Fewer than asked, none included, is an answer.
+    Fewer than asked, none included, is an answer, as after its deadline.  What is returned later still counts.
     """
 
     worker: WorkerId
     granules: tuple[int, ...]
-
-
-class TakeTimedOut(Event, frozen=True, tag=True, gc=False):
-    """The instance has not answered `TakeKv` in time.  What it returns later still counts."""
-
-    worker: WorkerId
 
 
 class ModelLoaded(Event, frozen=True, tag=True, gc=False):
@@ -210,7 +204,7 @@ class GrantKv(LandlordCommand, frozen=True, tag=True, gc=False):
 
 
 class TakeKv(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Take this many granules, chosen by the instance.  Answered by `KvReturned` or `TakeTimedOut`."""
+    """Take this many granules, chosen by the instance.  Answered by `KvReturned`."""
 
     granules: int
     deadline_s: float
@@ -250,7 +244,6 @@ AnyLandlordEvent = (
     | UnloadAsked
     | KvNeeded
     | KvReturned
-    | TakeTimedOut
     | ModelLoaded
     | LoadFailed
     | ModelDozed

@@ -37,7 +37,7 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.worker_readings import WorkerReading
 from melld.landlord.division import Division
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 

@@ -27,7 +27,7 @@ from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
 from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, end_all
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, VirtualChild, VirtualHost, VirtualWorker

@@ -47,7 +47,7 @@ class GranuleCourier:
             await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
         except TakeFailed as failed:
             log.info("%s", failed)
-            self._hear(e.TakeTimedOut(self._clock(), worker))
+            self._hear(e.KvReturned(self._clock(), worker, ()))
 
     def returned(self, tenant: Tenant, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Report granules that the worker has given back, late or not."""
