@@ -1,24 +1,20 @@
-"""Carries granules between the Landlord and workers: grants, takes under way, and scrubbing.
+"""Carries granules between the Landlord and workers: grants, takes, and scrubbing.
 
 Owns the arenas, and who was told of which granules.  Decides nothing.  A worker with KV memory of its own is told of
 none.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from melld.control.status import DeviceStatus, TenantStatus
 from melld.daemon.town.tenant import Tenant
 from melld.engine.fleet.arena import AnyArena
-from melld.engine.fleet.lending import TakeFailed
 from melld.engine.wire import messages as wire
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.division import Division
 from melld.landlord.instance import House
-
-log = logging.getLogger("melld.landlord")
 
 
 class GranuleCourier:
@@ -39,15 +35,10 @@ class GranuleCourier:
             self._granted.setdefault(command.worker, set()).update(command.granules)
             tenant.fleet.grant(command.worker, command.granules, command.cause)
 
-    async def take(self, tenant: Tenant, command: e.TakeKv) -> None:
-        """Take granules from the worker; report it if there is no answer."""
-        worker = command.worker
+    def take(self, tenant: Tenant, command: e.TakeKv) -> None:
+        """Take granules from the worker."""
         self.takes[tenant.name] += 1
-        try:
-            await tenant.fleet.take(worker, command.granules, command.deadline_s, command.cause)
-        except TakeFailed as failed:
-            log.info("%s", failed)
-            self._hear(e.KvReturned(self._clock(), worker, ()))
+        tenant.fleet.take(command.worker, command.granules, command.deadline_s, command.cause)
 
     def returned(self, tenant: Tenant, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Report granules that the worker has given back, late or not."""

@@ -239,7 +239,7 @@ class LandlordShell:
             case e.GrantKv():
                 self.courier.grant(tenant, command)
             case e.TakeKv():
-                self._do(self.courier.take(tenant, command))
+                self.courier.take(tenant, command)
             case e.LoadModel():
                 self._load(tenant, worker)
             case e.UnloadModel():
