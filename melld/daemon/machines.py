@@ -24,7 +24,7 @@ log = logging.getLogger("melld.cluster")
 
 
 class Machines:
-    """All machines that have ever joined, as reported by the `Cluster`.
+    """All machines that have ever joined, as reported by the `Cluster`; none without one.
 
     `config`: of the one model; `environment`: the daemon's own.
     """
@@ -69,6 +69,11 @@ class Machines:
         """Return the last reading of each worker's device."""
         joined = [machine for machine in self._machines.values() if machine.why_lost is None]
         return {worker: one for machine in joined for worker, one in machine.readings.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return their names; none without a cluster."""
+        return tuple(self._machines)
 
     def status(self) -> tuple[MachineStatus, ...]:
         """Return what operators may know of each machine."""

@@ -74,10 +74,9 @@ class DaemonParts(NamedTuple):
     shared: "CommonParts"
     landlord: LandlordShell
     letting: Letting
-    gpus: Sequence[Device] = ()
-    cluster: Cluster | None = None
-    machines: Machines | None = None
-    """Of the cluster."""
+    gpus: Sequence[Device]
+    machines: Machines
+    cluster: Cluster | None
 
 
 class CommonParts(NamedTuple):
@@ -127,14 +126,13 @@ def make_parts(
         started_s=clock(),
         async_scheduling=async_scheduling_told(alone[0], kind),
     )
-    cluster, machines = None, None
+    cluster, machines = None, Machines(alone[0], os.environ, made[0].fleet)
     if config.cluster.address is not None:
-        machines = Machines(alone[0], os.environ, made[0].fleet)
         cluster = Cluster(config.cluster, kind, [config.model], environment, machines)
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
     metrics = Metrics(watch, models, landlord)
     letting = Letting(landlord, gpus)
-    return DaemonParts(template, models, watch, metrics, shared, landlord, letting, gpus, cluster, machines)
+    return DaemonParts(template, models, watch, metrics, shared, landlord, letting, gpus, machines, cluster)
 
 
 def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:

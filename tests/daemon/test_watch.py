@@ -41,6 +41,16 @@ from melld.landlord.placement import LandlordSettings
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
+class Hand:
+    """Serves no model that the configuration does not name."""
+
+    async def load(self, path: str, name: str) -> ServedModel:
+        raise AssertionError(path, name)
+
+    async def unload(self, _model: ServedModel, _now: bool) -> bool:
+        return False
+
+
 class Watched:
     """A daemon that has been ready, with three workers and its watch."""
 
@@ -213,7 +223,7 @@ async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
     hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
-    operations = operations_of([watched.model], watched.landlord, watched.machines)
+    operations = operations_of([watched.model], watched.landlord, watched.machines, Hand())
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
         with pytest.raises(UnknownWorker, match=r"available: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
@@ -221,22 +231,25 @@ async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
 
 async def test_devices_that_the_daemon_shares_are_not_lent() -> None:
     """A borrower is told in one line who does hand them out."""
-    watched = Watched()
+    watched, clustered = Watched(), Watched()
+    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={})
+    machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), clustered.machines.machine_lost)
+    clustered.machines.machine_joined(machine)
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
     several.courier.division = Division(lent_bytes=1000)
     asked = Lend(command="train", pid=7, user="ann")
     for parts, why in (
-        ((watched.landlord, watched.machines), "Ray allocates"),
-        ((several, None), "lend each other GPU memory"),
+        ((watched.landlord, clustered.machines), "Ray allocates"),
+        ((several, watched.machines), "lend each other GPU memory"),
     ):
         with pytest.raises(NeverLent, match=why):
-            await operations_of([watched.model], *parts)["lend"].act(asked, None)
+            await operations_of([watched.model], *parts, Hand())["lend"].act(asked, None)
 
 
 async def test_load_does_not_wait_for_a_lone_model_without_a_process() -> None:
     """`melld load` says at once that only a request wakes its workers, instead of after five minutes."""
     watched = Watched()
-    load = operations_of([watched.model], watched.landlord)["load"].act
+    load = operations_of([watched.model], watched.landlord, watched.machines, Hand())["load"].act
     watched.model.serving = object()
     assert (await load(Load(model="demo"))).state is ModelState.LOADED
     for place in watched.places:
