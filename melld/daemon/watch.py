@@ -126,7 +126,7 @@ class Watch:
                 rule = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
                 self._capacities[worker] = read.pid, rule
             if (capacity_bytes := rule.seen(read.device)) is not None:
-                fleet.limit_capacity(worker, capacity_bytes)
+                fleet.change(worker, capacity_bytes=capacity_bytes)
             if rule.gives_way and place.state is WorkerState.ASLEEP and fleet.supervisor.owner is None:
                 fleet.stop_worker(worker)  # what it holds is of use to nobody but the other program
 

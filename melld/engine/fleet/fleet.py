@@ -134,7 +134,7 @@ class Fleet:
     def _rests(self, worker: WorkerId) -> None:
         """Tell the scheduler that the process ends on purpose; an owner reports its workers itself."""
         if self.supervisor.owner is None:
-            self._notices.tell_all(self.places[worker].rest(self._clock()))
+            self.change(worker, wake_s=self.places[worker].wake_s)
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -152,7 +152,7 @@ class Fleet:
 
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Tell the scheduler to cap the worker at `slots` requests."""
-        self._notices.tell_all(self.places[worker].limit(slots, self._clock()))
+        self.change(worker, slots=slots)
 
     def withdraw(self, worker: WorkerId) -> None:
         """Withdraw a worker that is not ready from the scheduler; place its waiting requests elsewhere."""
@@ -161,17 +161,13 @@ class Fleet:
             self._listener().executor.worker_lost(worker)
             self._requests.displace(worker)
 
-    def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
-        """Tell the scheduler to plan with this capacity on the worker, until the next call."""
-        self._notices.tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
+    def change(self, worker: WorkerId, **changes: Any) -> None:
+        """Tell the scheduler what changes of what the worker offers; see `Offer`."""
+        self._notices.tell_all(self.places[worker].change(self._clock(), **changes))
 
     def introduce(self, worker: WorkerId, offer: Offer) -> None:
         """Tell the scheduler of an owned worker that it does not know."""
         self._notices.tell_all(self.places[worker].introduce(offer, self._clock()))
-
-    def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
-        """Tell the scheduler an owned worker's current capacity and how soon it could serve."""
-        self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
 
     def let_to(self, owner: WorkerOwner) -> None:
         """Let this owner decide which workers have a process."""
