@@ -77,7 +77,7 @@ def operations_of(
     async def lend(asked: Lend, call: OpenCall) -> None:
         if machines.names:
             raise NeverLent("Ray allocates a cluster's devices: `melld drain` a machine, then request them from Ray")
-        if (reason := landlord.courier.division.why_none_is_empty) is not None:
+        if (reason := landlord.division.why_none_is_empty) is not None:
             raise NeverLent(reason)
         await models[0].parts.driver.loans.lend(asked, call)
 

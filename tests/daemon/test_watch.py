@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,9 +18,9 @@ from melld.daemon.history import History
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
+from melld.daemon.models import Models
 from melld.daemon.obstacles import look_for_obstacle
 from melld.daemon.operations import operations_of
-from melld.daemon.town.front_ends import FrontEnds
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
@@ -38,6 +39,7 @@ from melld.kvstore.worker_readings import WorkerReading
 from melld.landlord.division import Division
 from melld.landlord.landlord import Landlord
 from melld.landlord.placement import LandlordSettings
+from melld.tasks import Tasks
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
@@ -236,7 +238,7 @@ async def test_devices_that_the_daemon_shares_are_not_lent() -> None:
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), clustered.machines.machine_lost)
     clustered.machines.machine_joined(machine)
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
-    several.courier.division = Division(lent_bytes=1000)
+    several.division = Division(lent_bytes=1000)
     asked = Lend(command="train", pid=7, user="ann")
     for parts, why in (
         ((watched.landlord, clustered.machines), "Ray allocates"),
@@ -285,7 +287,7 @@ async def test_a_remote_worker_yields_to_other_users_of_its_gpu() -> None:
     assert await read(7, 1000) == capacity_bytes
 
 
-async def test_callers_hear_when_a_loaded_model_s_front_end_fails() -> None:
+async def test_callers_hear_when_a_loaded_model_s_front_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait until their deadline; the next call tries again."""
     model, made = Watched().model, []
 
@@ -293,12 +295,12 @@ async def test_callers_hear_when_a_loaded_model_s_front_end_fails() -> None:
         made.append(model.name)
         raise OSError("no tokenizer")
 
-    front_ends = FrontEnds(asyncio.get_running_loop().create_task)
-    front_ends.open_model = fail
+    models = Models(SimpleNamespace(models=[model]), Condition(), Tasks())  # type: ignore[arg-type]
+    monkeypatch.setattr(models, "open", fail)
     for _ in range(2):
         waiting = asyncio.ensure_future(model.until_loaded())
         await asyncio.sleep(0)
-        front_ends.open(model)
+        models.loaded(model)
         with pytest.raises(ModelNotLoaded, match="its front end could not be created: no tokenizer"):
             await waiting
     assert made == ["demo", "demo"]

@@ -212,7 +212,13 @@ class Town:
             model.serving = SimpleNamespace()
             model.loaded()
 
-        self.shell.serve(open_model)
+        def loaded(model: ServedModel) -> None:
+            if model.is_warm and model.serving is None:
+                self.spawn(open_model(model))
+            elif model.is_warm:
+                model.loaded()
+
+        self.shell.serve(loaded)
         self.spawn(self.shell.run())
         for daemon in [self.daemons[name] for name in names]:
             for work in (daemon.fleet.supervisor.watch(), daemon.driver.run(), daemon.idle.run()):
