@@ -264,9 +264,9 @@ class Driver:
                 too_large = RequestTooLarge(command.request, command.kv_bytes, command.capacity_bytes)
                 self._fleet.end(command.request, too_large)
             case events.ActivateWorker():
-                self._fleet.wake(command.worker)
+                self._fleet.supervisor.wake(command.worker)
             case events.RetireWorker():
-                self._fleet.sleep(command.worker)
+                self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
                 via, after_first_token = self._asked.get(command.request, (None, command.after_first_token))
                 command = msgspec.structs.replace(command, after_first_token=after_first_token)

@@ -62,7 +62,7 @@ class IdleWorkers:
                 self._fleet.stop_worker(worker)
             elif not sleeps and now_s - since_s >= self.settings.sleep_after_s:
                 log.info("%s: not needed, putting it to sleep", worker)
-                self._fleet.sleep(worker)
+                self._fleet.supervisor.sleep(worker)
 
     def outlook(self, worker: WorkerId) -> str:
         """Say when a sleeping worker's process will end; empty if it will not."""

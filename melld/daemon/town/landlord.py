@@ -251,7 +251,7 @@ class LandlordShell:
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: %s is dozing (%s)", worker, tenant.name, command.why)
-                tenant.fleet.doze(worker)
+                tenant.fleet.supervisor.doze(worker)
             case e.StopDozing():
                 tenant.fleet.supervisor.stop_dozing(worker)
             case e.DrainInstance() | e.ReopenInstance():

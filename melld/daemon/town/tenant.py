@@ -175,12 +175,12 @@ class Tenant:
         """Let a worker use these granules, unless its KV memory is its own."""
         if self.lends:
             self._granted.setdefault(command.worker, set()).update(command.granules)
-            self.fleet.grant(command.worker, command.granules, command.cause)
+            self.fleet.lending.grant(command.worker, command.granules, command.cause)
 
     def take(self, command: e.TakeKv) -> None:
         """Take granules from a worker."""
         self.takes += 1
-        self.fleet.take(command.worker, command.granules, command.deadline_s, command.cause)
+        self.fleet.lending.take(command.worker, command.granules, command.deadline_s, command.cause)
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """Note granules that a worker has given back, late or not."""

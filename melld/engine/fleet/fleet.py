@@ -62,10 +62,6 @@ class Fleet:
         self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
         self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
-        self.start_worker = self.supervisor.start_worker
-        self.sleep = self.supervisor.sleep
-        self.doze = self.supervisor.doze
-        self.wake = self.supervisor.wake
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
@@ -74,8 +70,6 @@ class Fleet:
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
         self.lending = Lending(self.send)
-        self.grant = self.lending.grant
-        self.take = self.lending.take
         self.workers = self.reports.workers
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
@@ -229,7 +223,7 @@ class Fleet:
         self.lending.worker_ended(worker, siblings)
         # The scheduler no longer knows a worker that was stopped while it had requests, and so cannot have it woken.
         if ended.expected and not is_known and self.supervisor.owner is None:
-            self.wake(worker)
+            self.supervisor.wake(worker)
 
     def worker_steadied(self, slot: Slot) -> None:
         """Tell the scheduler that the worker has run long enough since its last death to be trusted again."""

@@ -294,7 +294,7 @@ def test_a_step_may_take_as_long_as_configured() -> None:
 
 async def dozing(daemon: VirtualDaemon, willing: bool = True) -> Place:
     """Return the first worker, asked to doze, once it has answered."""
-    daemon.fleet.doze(W0)
+    daemon.fleet.supervisor.doze(W0)
     daemon.worker(W0).obey(willing)
     await daemon.flush()
     return daemon.fleet.places[W0]
@@ -332,7 +332,7 @@ def test_a_worker_that_cannot_doze_is_stopped(answers: bool) -> None:
             place = await dozing(daemon, willing=False)
         else:
             place = daemon.fleet.places[W0]
-            daemon.fleet.doze(W0)
+            daemon.fleet.supervisor.doze(W0)
             await asyncio.sleep(DOZE_DEADLINE_S)
         await asyncio.sleep(1)
         assert place.state is WorkerState.STOPPED
@@ -352,7 +352,7 @@ def test_each_doze_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         daemon.worker(W0).obey()
         await asyncio.sleep(2)
         await daemon.flush()
-        daemon.fleet.doze(W0)
+        daemon.fleet.supervisor.doze(W0)
         await asyncio.sleep(2)
         assert place.is_going_to_doze
         while daemon.worker(W0).inbox:
@@ -372,7 +372,7 @@ def test_a_worker_that_dies_while_dozing_is_reported_once() -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
         gone: list[WorkerId] = []
         daemon.fleet.lending.owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
-        daemon.fleet.doze(W0)
+        daemon.fleet.supervisor.doze(W0)
         daemon.worker(W0).obey()
         daemon.worker(W0).deliver()
         assert gone == [], "the other may still copy from it"

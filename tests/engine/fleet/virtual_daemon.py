@@ -259,7 +259,7 @@ class VirtualDaemon:
         for _ in range(150):
             for name in self.names:
                 if self.fleet.supervisor.places[name].life.given_up:
-                    self.fleet.start_worker(name)
+                    self.fleet.supervisor.start_worker(name)
             for worker in self.workers():
                 worker.become_ready()
             await self.flush()
