@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from melld.config import HealthConfig
-from melld.engine.fleet.calls import Calls, WorkerLost
+from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.place import Offer, Place, Slot
@@ -98,7 +98,7 @@ class Fleet:
         """
         ready = filter(self.is_ready, self.workers)
         asked = [self.calls.begin(worker, lambda call: wire.LoadAdapter(call, adapter)) for worker in ready]
-        return all(await asyncio.gather(*map(_unless_lost, asked)))
+        return all(await asyncio.gather(*asked))
 
     # -- called by the driver and the executor of migrations --------------------------------------------------------
 
@@ -281,9 +281,3 @@ class Fleet:
         process = self.supervisor.process(worker)
         if turn is Turn.GAP and process is not None:
             process.kill()
-
-
-async def _unless_lost(answer: asyncio.Future[Any]) -> bool:
-    with contextlib.suppress(WorkerLost):
-        return bool(await answer)
-    return True
