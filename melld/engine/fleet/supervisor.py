@@ -277,15 +277,7 @@ class Supervisor:
             self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before it started", expected=True))
 
     async def watch(self) -> None:
-        """Kill hung workers, until cancelled.
-
-        Raises:
-            Exception: a task of the supervisor has failed with it.
-        """
+        """Kill hung workers, until cancelled."""
         while True:
-            try:
-                error = await asyncio.wait_for(self._run.failures.get(), self._hung.interval_s)
-            except TimeoutError:
-                self._hung.look()
-            else:
-                raise error
+            await asyncio.sleep(self._hung.interval_s)
+            self._hung.look()

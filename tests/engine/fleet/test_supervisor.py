@@ -12,18 +12,20 @@ from melld.control.status import WorkerState
 from melld.engine.fleet import execution
 from melld.engine.fleet.execution import DOZE_DEADLINE_S, STOP_DEADLINE_S
 from melld.engine.fleet.first_loads import FirstLoads, WorkerStartFailed
-from melld.engine.fleet.life import Event, State
+from melld.engine.fleet.life import Event, Intent, State
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import UNKILLABLE_S, WorkerEnded
 from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.host.local import LocalHost
+from melld.engine.host.ports import Ear
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.messages import Pong
+from melld.engine.wire.spec import WorkerSpec
 from melld.ids import WorkerId
 from tests.engine.fleet.test_order import SLOT
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
-from tests.engine.fleet.virtual_worker import VirtualHost, VirtualWorker
+from tests.engine.fleet.virtual_worker import VirtualChild, VirtualHost, VirtualWorker
 from tests.serve.offline_daemon import W0, OfflineDaemon
 
 
@@ -51,21 +53,22 @@ async def test_a_process_that_cannot_be_created_is_a_failed_start() -> None:
     assert supervisor.places[WorkerId("w0")].state is WorkerState.FAILED
 
 
-async def test_a_start_that_hits_a_bug_is_logged_and_retried() -> None:
+async def test_a_start_that_hits_a_bug_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that nobody restarts would be lost until the daemon's end."""
-    supervisor = Supervisor([SLOT], VirtualHost(), Nobody(), HealthConfig())
-    place = supervisor.places[WorkerId("w0")]
 
-    async def fail() -> None:
-        raise RuntimeError("a bug")
+    class Buggy(VirtualHost):
+        def spawn(self, spec: WorkerSpec, ear: Ear) -> VirtualChild:
+            raise RuntimeError("a bug")
 
+    supervisor = Supervisor([SLOT], Buggy(), Nobody(), HealthConfig())
     supervisor.first.anyone_was_ready = True
-    supervisor._run._own(place, fail())
-    with pytest.raises(RuntimeError, match="a bug"):
-        await asyncio.wait_for(supervisor.watch(), 30)
+    supervisor._have_all(Intent.IN_SERVICE)
+    supervisor.start_worker(WorkerId("w0"))
+    place = supervisor.places[WorkerId("w0")]
     assert place.state is WorkerState.FAILED
-    assert "a bug in melld: RuntimeError: a bug" in place.detail
+    assert place.detail == "cannot start a process: a bug"
     assert place.timer is not None, "it is started again after a rest"
+    assert "RuntimeError: a bug" in caplog.text
     await supervisor.stop()
 
 
