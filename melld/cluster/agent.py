@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,9 +34,8 @@ from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
 
 log = logging.getLogger("melld.agent")
 DIAL_S = 30.0
-MAX_UNREAD_BYTES = 8 << 20
-"""A worker that leaves more unread, and reads nothing of it for `UNREAD_S`, is killed."""
-UNREAD_S = 2.0
+READ_S = 2.0
+"""Period of reading the workers' devices."""
 
 
 def main(descriptor: int, parent_pid: int) -> None:
@@ -66,8 +65,6 @@ class Relay:
         self._number = number
         self._daemon = daemon
         self._ended = ended
-        self._written_bytes = 0
-        self._read_bytes = 0
         self.child: LocalChild
 
     def forked(self, pid: int) -> None:
@@ -89,22 +86,9 @@ class Relay:
         self._ended(self._number)
         self._daemon.send(say.Exited(self._number, reason, from_outside))
 
-    def write(self, payload: Sequence[bytes]) -> None:
-        """Write to the worker's wire."""
-        self._written_bytes += sum(map(len, payload))
-        self.child.write(payload)
-
     def look(self, reach: Reach) -> None:
         """Check the worker's progress and report it."""
         self._daemon.send(say.Seen(self._number, self.child.look(reach)))
-
-    def judge_reading(self) -> None:
-        """Kill the worker if much is unread and it has read nothing since the last call."""
-        unread, before = self.child.unread_bytes, self._read_bytes
-        self._read_bytes = self._written_bytes - unread
-        if unread > MAX_UNREAD_BYTES and self._read_bytes == before:
-            self.printed(f"killed by the melld agent: it left {unread} bytes unread for {UNREAD_S:g} s")
-            self.child.kill()
 
 
 class Agent:
@@ -136,7 +120,7 @@ class Agent:
         self._parent.close()
 
     async def _serve(self) -> None:
-        """Join the daemon, watch that workers read, and read their devices.
+        """Join the daemon, and read the workers' devices.
 
         Raises:
             MelldError: the daemon cannot be joined.
@@ -152,9 +136,7 @@ class Agent:
         daemon.send(say.Hello(token=summons.token, machine=summons.machine, facts=facts, devices=devices))
         readings = WorkerReadings(Nvml() if self._kind == "cuda" else None)
         while True:
-            await asyncio.sleep(UNREAD_S)
-            for relay in list(self._relays.values()):
-                relay.judge_reading()
+            await asyncio.sleep(READ_S)
             running = [relay.devices for relay in self._relays.values() if relay.devices.pid]
             daemon.send(say.Readings(await readings.read(running)))
 
@@ -187,7 +169,7 @@ class Agent:
     def _received(self, message: Any, payload: list[bytes]) -> None:
         match message:
             case say.Bytes(number) if number in self._relays:
-                self._relays[number].write(payload)
+                self._relays[number].child.write(payload)
             case say.Spawn():
                 self._spawn(message)
             case say.Kill(number) if number in self._relays:

@@ -22,8 +22,6 @@ from melld.errors import MelldError
 from melld.kvstore.worker_readings import WorkerReading
 
 log = logging.getLogger("melld.cluster")
-KILL_S = 10.0
-"""How long a machine may take to confirm that it killed a worker: the driver frees a GPU's memory in seconds."""
 
 
 class NoSeat(MelldError):
@@ -135,7 +133,6 @@ class RemoteChild:
         self.ear = ear
         self._number = number
         self._link = link
-        self._killing: asyncio.TimerHandle | None = None
         self._has_exited = False
         self._seen = Standstill()
         self._reach: Reach = "itself"
@@ -151,12 +148,9 @@ class RemoteChild:
         """See `Child.hold`: nothing is held, as all workers of its machine share the link."""
 
     def kill(self) -> None:
-        """See `Child.kill`.  Drop the machine if it does not confirm: then the machine itself hangs."""
-        if self._has_exited or self._killing is not None:
-            return
-        self._link.send(say.Kill(self._number))
-        unconfirmed = f"it did not kill a worker within {KILL_S:g} s"
-        self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
+        """See `Child.kill`."""
+        if not self._has_exited:
+            self._link.send(say.Kill(self._number))
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`: ask the machine, and return its previous finding."""
@@ -175,8 +169,6 @@ class RemoteChild:
     def exited(self, reason: str, from_outside: bool) -> None:
         """Note its end."""
         self._has_exited = True
-        if self._killing is not None:
-            self._killing.cancel()
         self.ear.exited(reason, from_outside)
 
 
