@@ -127,7 +127,7 @@ class Watch:
                 self._capacities[worker] = read.pid, rule
             if (capacity_bytes := rule.seen(read.device)) is not None:
                 fleet.change(worker, capacity_bytes=capacity_bytes)
-            if rule.gives_way and place.state is WorkerState.ASLEEP and fleet.supervisor.owner is None:
+            if rule.gives_way and place.state is WorkerState.ASLEEP and fleet.supervisor.owner.wants_all:
                 fleet.stop_worker(worker)  # what it holds is of use to nobody but the other program
 
     # -- readiness --------------------------------------------------------------------------------------------------

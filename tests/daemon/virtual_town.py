@@ -195,7 +195,7 @@ class Town:
         await first.start()
         self.take_over()
         first.idle.never_stop()
-        first.fleet.let_to(self.shell)
+        first.fleet.supervisor.let_to(self.shell)
         for worker, ready in first.fleet.ready.items():
             self.shell.worker_ready(worker, ready)
         return await self._serve(self.names[1:])

@@ -19,8 +19,8 @@ from melld.control.status import DeviceStatus
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
 from melld.daemon.town.tenant import KEPT_OUT_S, Tenant, device_status
 from melld.engine.fleet.arena import AnyArena
-from melld.engine.fleet.first_loads import FirstLoads, NothingFits, WorkerStartFailed
 from melld.engine.fleet.life import State
+from melld.engine.fleet.owner import NothingFits, Offers, Owner, WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
@@ -36,14 +36,14 @@ log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
 
 
-class LandlordShell:
+class LandlordShell(Owner):
     """The Landlord of one daemon, and the workers of its models, which it owns."""
 
     def __init__(self, landlord: Landlord, clock: Callable[[], float]) -> None:
+        super().__init__()
         self.landlord = landlord
         self.arenas: dict[DeviceName, AnyArena] = {}
         self.division = Division()
-        self.first = FirstLoads()
         self._on_loaded: Callable[[ServedModel], None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
         self.tenants: dict[ModelName, Tenant] = {}
@@ -84,10 +84,10 @@ class LandlordShell:
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where models could be loaded
         for tenant in sorted(self.tenants.values(), key=lambda one: not one.model.parts.config.model.pinned):
             self.want(tenant.model)
-        if not self.first.begun:
+        if not self.begun:
             raise NothingFits
         try:
-            await self.first.wait(on_ready)
+            await self.wait(on_ready)
         except WorkerStartFailed as failed:
             raise self._by_worker[WorkerId(failed.worker)].model.named(failed) from failed
 
@@ -157,13 +157,13 @@ class LandlordShell:
     # -- what happens to workers: the supervisor's and the fleet's owner ---------------------------------------------
 
     def wanted(self, worker: WorkerId) -> None:
-        """See `WorkerOwner`."""
+        """See `Owner`."""
         if worker in self._last_offers:  # its scheduler was not told of it while an operator kept it out of service
             self._offers[worker] = self._last_offers[worker]
         self.hear(e.WorkerActivated(self._clock(), worker))
 
-    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """See `WorkerOwner`."""
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady, _: Offers | None = None) -> None:
+        """See `Owner`."""
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.failure = ""
         self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.geometry.block_bytes))
@@ -179,7 +179,7 @@ class LandlordShell:
             on_loaded(tenant.model)
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
-        """See `WorkerOwner`."""
+        """See `Owner`."""
         if self.landlord.instances[worker].state is not InstanceState.LOADING:
             return  # `worker_gone` follows, or came before
         if ended.expected:
@@ -192,14 +192,14 @@ class LandlordShell:
             tenant.model.failed(str(failure), place.life.back_off_s)
 
     def worker_gone(self, worker: WorkerId) -> None:
-        """See `WorkerOwner`: its KV memory can be freed."""
+        """See `Owner`: its KV memory can be freed."""
         is_loading = self.landlord.instances[worker].state is InstanceState.LOADING  # and has no granules
         if not is_loading and worker not in self._scrubbed:  # else it has died as it began to doze
             self._scrubbed.add(worker)
             self._do(self._scrub(worker))
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """See `WorkerOwner`."""
+        """See `Owner`."""
         self._by_worker[worker].returned(worker, returned)
         self.hear(e.KvReturned(self._clock(), worker, returned.granules))
 
@@ -245,7 +245,7 @@ class LandlordShell:
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE and (one := self.landlord.instances[worker]):
-                    self.first.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
+                    self.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
                     tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
@@ -263,7 +263,7 @@ class LandlordShell:
         log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
             why = tenant.fleet.places[worker].life.obstacle or "an operator took it out of service"
-            self.first.ended(worker, WorkerStartFailed(worker, "its device", why))
+            self.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
     def load_if_room(self, model: ServedModel) -> None:

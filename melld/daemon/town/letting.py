@@ -110,7 +110,7 @@ class Letting:
         tenant = Tenant(model, told.block_bytes, lends=bool(arenas), displaces=displaces)
         landlord.take_over([told, *instances], [tenant], {})
         model.parts.idle.never_stop()
-        model.parts.fleet.let_to(landlord)
+        model.parts.fleet.supervisor.let_to(landlord)
 
     def follow(self, model: ServedModel, vllm_config: Any) -> None:
         """Tell the Landlord the new settings of a model that it knows."""

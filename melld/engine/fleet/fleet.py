@@ -21,7 +21,7 @@ from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.place import Offer, Place, Slot
-from melld.engine.fleet.ports import Codec, FleetListener, WorkerOwner
+from melld.engine.fleet.ports import Codec, FleetListener
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestNotTaken
@@ -69,7 +69,7 @@ class Fleet:
         """What the worker that was ready last has said of its engine; it may have ended since."""
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
-        self.lending = Lending(self.send)
+        self.lending = Lending(self.send, lambda: self.supervisor.owner)
         self.workers = self.reports.workers
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
@@ -123,12 +123,15 @@ class Fleet:
         is started again unless it is to `stay_out` of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._rests(worker)
+        self.supervisor.owner.worker_rests(worker, self)
 
-    def _rests(self, worker: WorkerId) -> None:
-        """Tell the scheduler that the process ends on purpose; an owner reports its workers itself."""
-        if self.supervisor.owner is None:
-            self.change(worker, wake_s=self.places[worker].wake_s)
+    def announce(self, worker: WorkerId, offer: Offer) -> None:
+        """See `Offers`."""
+        self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
+
+    def rests(self, worker: WorkerId) -> None:
+        """See `Offers`."""
+        self.change(worker, wake_s=self.places[worker].wake_s)
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -162,11 +165,6 @@ class Fleet:
     def introduce(self, worker: WorkerId, offer: Offer) -> None:
         """Tell the scheduler of an owned worker that it does not know."""
         self._notices.tell_all(self.places[worker].introduce(offer, self._clock()))
-
-    def let_to(self, owner: WorkerOwner) -> None:
-        """Let this owner decide which workers have a process."""
-        self.lending.owner = owner
-        self.supervisor.let_to(owner)
 
     @contextlib.contextmanager
     def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
@@ -213,7 +211,7 @@ class Fleet:
         is_known = ended.expected and all(live.request in held for live in self._requests.of(worker))
         with self._notices.at_once():
             if is_known:
-                self._rests(worker)
+                self.supervisor.owner.worker_rests(worker, self)
             else:
                 self._notices.tell_all(self.places[worker].leave(self._clock()))
             if self.reports.worker_lost(worker):
@@ -221,9 +219,6 @@ class Fleet:
             if not is_known:
                 self._requests.displace(worker, ended)
         self.lending.worker_ended(worker, siblings)
-        # The scheduler no longer knows a worker that was stopped while it had requests, and so cannot have it woken.
-        if ended.expected and not is_known and self.supervisor.owner is None:
-            self.supervisor.wake(worker)
 
     def worker_steadied(self, slot: Slot) -> None:
         """Tell the scheduler that the worker has run long enough since its last death to be trusted again."""
@@ -236,13 +231,7 @@ class Fleet:
         if ready.caches_prefixes and self._is_prefix_aware:
             self._requests.prefixes.open_worker(worker, ready.geometry.block_tokens, ready.total_blocks)
         self._requests.give_held(worker)
-        if self.supervisor.owner is not None:
-            self.supervisor.owner.worker_ready(worker, ready)
-        else:
-            steady = not self.places[worker].life.setbacks
-            capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
-            offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes, steady)
-            self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
+        self.supervisor.owner.worker_ready(worker, ready, self)
         self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:

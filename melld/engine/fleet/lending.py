@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from melld.engine.fleet.ports import WorkerOwner
+from melld.engine.fleet.owner import Owner
 from melld.engine.wire import messages as wire
 from melld.ids import NO_EVENT, EventId, WorkerId
 
@@ -22,11 +22,11 @@ ANSWER_S = 1.0
 
 
 class Lending:
-    """The lending of one fleet.  `send` writes to a worker's wire; `owner`: none while nothing is lent."""
+    """The lending of one fleet.  `send` writes to a worker's wire; `owner` returns who lends."""
 
-    def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: WorkerOwner | None = None) -> None:
+    def __init__(self, send: Callable[[WorkerId, msgspec.Struct], None], owner: Callable[[], Owner]) -> None:
         self._send = send
-        self.owner = owner
+        self._owner = owner
         self._takes: dict[WorkerId, int] = {}
         """The number of each worker's last take, until it is answered."""
         self._number = 0
@@ -48,8 +48,7 @@ class Lending:
         """Pass a worker's answer on, late or not."""
         if self._takes.get(worker) == returned.take:
             del self._takes[worker]
-        if self.owner is not None:
-            self.owner.returned(worker, returned)
+        self._owner().returned(worker, returned)
 
     def _fail(self, worker: WorkerId, number: int, why: str) -> None:
         """Answer for a worker that has not: what it has stays granted."""
@@ -77,6 +76,5 @@ class Lending:
     def _tell_gone(self) -> None:
         gone = [worker for worker, readers in self._reading if not readers]
         self._reading = [waiting for waiting in self._reading if waiting[1]]
-        if self.owner is not None:
-            for worker in gone:
-                self.owner.worker_gone(worker)
+        for worker in gone:
+            self._owner().worker_gone(worker)

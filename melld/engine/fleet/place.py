@@ -72,7 +72,7 @@ class Place:
         self.unloaded_because = ""
         """Why its owner last had it end or doze."""
         self.rested_s = 0.0
-        """When its owner may have it started again."""
+        """When it may be started again after a death."""
         self.dozing_bytes = 0
         """What its process held when it last dozed."""
         self.wake_s = 0.0

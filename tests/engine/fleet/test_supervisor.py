@@ -11,8 +11,8 @@ from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.engine.fleet import execution
 from melld.engine.fleet.execution import DOZE_DEADLINE_S, STOP_DEADLINE_S
-from melld.engine.fleet.first_loads import FirstLoads, WorkerStartFailed
 from melld.engine.fleet.life import Event, Intent, State
+from melld.engine.fleet.owner import Owner, WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import UNKILLABLE_S, WorkerEnded
 from melld.engine.fleet.supervisor import Supervisor
@@ -61,7 +61,7 @@ async def test_a_start_that_hits_a_bug_is_logged_and_retried(caplog: pytest.LogC
             raise RuntimeError("a bug")
 
     supervisor = Supervisor([SLOT], Buggy(), Nobody(), HealthConfig())
-    supervisor.first.anyone_was_ready = True
+    supervisor.owner.anyone_was_ready = True
     supervisor._have_all(Intent.IN_SERVICE)
     supervisor.start_worker(WorkerId("w0"))
     place = supervisor.places[WorkerId("w0")]
@@ -373,8 +373,8 @@ def test_a_worker_that_dies_while_dozing_is_reported_once() -> None:
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
-        gone: list[WorkerId] = []
-        daemon.fleet.lending.owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
+        daemon.fleet.supervisor.owner = owner = Lender()
+        gone = owner.gone
         daemon.fleet.supervisor.doze(W0)
         daemon.worker(W0).obey()
         daemon.worker(W0).deliver()
@@ -431,27 +431,28 @@ def test_a_crash_after_a_doze_is_not_forgiven_for_earlier_uptime() -> None:
     run_virtually(told)
 
 
-class Owner:
+class Lender(Owner):
     """Hears of the workers that it owns."""
 
     def __init__(self) -> None:
-        self.ended: list[WorkerEnded] = []
-        self.first = FirstLoads()
+        super().__init__()
+        self.exits: list[WorkerEnded] = []
+        self.gone: list[WorkerId] = []
 
-    def wanted(self, worker: WorkerId) -> None: ...
-    def worker_ready(self, worker: WorkerId, ready: Any) -> None: ...
-    def worker_gone(self, worker: WorkerId) -> None: ...
     def tell_offers(self) -> None: ...
 
-    def worker_ended(self, _worker: WorkerId, ended: WorkerEnded) -> None:
-        self.ended.append(ended)
+    def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
+        self.exits.append(ended)
+
+    def worker_gone(self, worker: WorkerId) -> None:
+        self.gone.append(worker)
 
 
 def test_an_owner_hears_that_a_restart_in_back_off_was_cancelled() -> None:
     """It would wait forever for a worker that an operator has drained meanwhile."""
 
     async def told(loop: VirtualLoop) -> None:
-        owner = Owner()
+        owner = Lender()
         daemon = VirtualDaemon(loop, workers=1, owner=owner)
         supervisor = daemon.fleet.supervisor
         assert supervisor.load(W0)
@@ -461,6 +462,6 @@ def test_an_owner_hears_that_a_restart_in_back_off_was_cancelled() -> None:
         await daemon.settle()
         assert supervisor.places[W0].process is None
         supervisor.stop_worker(W0, stay_out=True)
-        assert [ended.expected for ended in owner.ended] == [False, True]
+        assert [ended.expected for ended in owner.exits] == [False, True]
 
     run_virtually(told)

@@ -94,7 +94,7 @@ class VirtualDaemon:
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
         if owner is not None and not is_alone:
-            self.fleet.let_to(owner)
+            self.fleet.supervisor.let_to(owner)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries())
         ends = () if owner is None else (owner.tell_offers, loans)
