@@ -111,14 +111,6 @@ class Seen(Envelope, frozen=True, tag=True):
     seen: Standstill
 
 
-class SeatTaken(Envelope, frozen=True, tag=True):
-    """The answer to `TakeSeat`: the device there now, which may be another one; None and why if there is none."""
-
-    seat: int
-    device: Device | None
-    failure: str = ""
-
-
 # -- daemon to agent ---------------------------------------------------------------------------------------------------
 
 
@@ -140,18 +132,6 @@ class Look(Envelope, frozen=True, tag=True):
 
     number: int
     reach: Reach
-
-
-class ReturnSeat(Envelope, frozen=True, tag=True):
-    """Return a device to Ray; no worker runs there."""
-
-    seat: int
-
-
-class TakeSeat(Envelope, frozen=True, tag=True):
-    """Request a device for this seat from Ray again; `SeatTaken` answers once one is free."""
-
-    seat: int
 
 
 # -- actor and agent, which it starts ----------------------------------------------------------------------------------
@@ -182,8 +162,20 @@ class Seated(Envelope, frozen=True, tag=True):
     gpus: tuple[str, ...]
 
 
+class ReturnSeat(Envelope, frozen=True, tag=True):
+    """Return a device to Ray; no worker runs there."""
+
+    seat: int
+
+
+class TakeSeat(Envelope, frozen=True, tag=True):
+    """Request a device for this seat from Ray again; `SeatAnswer` answers once one is free."""
+
+    seat: int
+
+
 class SeatAnswer(Envelope, frozen=True, tag=True):
-    """Like `SeatTaken`, with Ray's name of the GPU."""
+    """The answer to `TakeSeat`: Ray's name of the GPU there now, which may be another one; or why there is none."""
 
     seat: int
     gpu: str
@@ -237,8 +229,8 @@ class LauncherFailed(Envelope, frozen=True, tag=True):
     reason: str
 
 
-ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | SeatTaken | Beat | Leave
-ToAgent = Spawn | Kill | Look | Bytes | ReturnSeat | TakeSeat | Beat | Leave
+ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | Beat | Leave
+ToAgent = Spawn | Kill | Look | Bytes | Beat | Leave
 FromActor = Summons | Seated | SeatAnswer
 ToActor = ReturnSeat | TakeSeat | Leave
 FromLauncher = HeadFound | Joined | Nodes | AgentEnded | LauncherFailed
