@@ -109,7 +109,7 @@ def make_parts(
     config = fitted(config, gpus)
     alone = [config.alone(model) for model in config.served]
     slots = slots_by_model(config, gpus, os.environ)
-    environment = worker_environment(kind, os.environ, lends=bool(config.devices.lent_bytes))
+    environment = worker_environment(kind, os.environ)
     os.environ.update(environment)  # for the workers, and vLLM's processors here, before it is imported
     template = TemplateProcess(kind)
     cached_bytes = config.idle.cached_bytes if gpus else NEVER  # on a CPU what dozes keeps no weights

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from melld.config import Config, DevicesConfig
+from melld.config import Config
 from melld.daemon.devices import kind_of, make_slots, sized
 from melld.daemon.model import ServedModel
 from melld.daemon.sizes import block_bytes_of, device_memory_bytes, devices_declared, first_guess, model_declared
@@ -117,13 +117,12 @@ class Letting:
         self._landlord.hear(self._declared(model, vllm_config, lends=self._landlord.tenants[model.key].lends))
 
     def _declared(self, model: ServedModel, vllm_config: Any, *, lends: bool) -> e.ModelDeclared:
-        config, division = model.parts.config, self._landlord.division
-        config = msgspec.structs.replace(config, devices=lending(config.devices, division))
+        config, lent = model.parts.config, self._landlord.division.lent_bytes
         spec = next(iter(model.parts.fleet.places.values())).slot.spec
         own = 0 if lends else int(spec.engine_arguments["kv_cache_memory_bytes"])
         most = max(one.ledger.granule_bytes // GRANULE_BLOCKS for one in self._landlord.landlord.houses.values())
         block_bytes = min(block_bytes_of(vllm_config), most)  # one with larger blocks has KV memory of its own
-        return model_declared(config, kind_of(self._gpus), model.key, block_bytes, own, time.monotonic())
+        return model_declared(config, kind_of(self._gpus), model.key, block_bytes, own, lent, time.monotonic())
 
     def _must_divide(self, config: Config) -> bool:
         return bool(self._gpus) and not config.devices.lent_bytes and lacks_sizes(config)
@@ -133,10 +132,10 @@ class Letting:
     ) -> tuple[list[e.DeviceDeclared], dict[DeviceName, Sequence[str]]]:
         """Return the devices' declarations for the Landlord, and the GPUs of each."""
         slots = [place.slot for place in first.parts.fleet.places.values()]
-        config = msgspec.structs.replace(config, devices=lending(config.devices, self._landlord.division))
+        lent = self._landlord.division.lent_bytes
         blocks = [block_bytes_of(vllm_config) for vllm_config in vllm_configs]
         names = [slot.device for slot in slots]
-        declared = devices_declared(config, self._gpus, names, blocks, time.monotonic())
+        declared = devices_declared(config, self._gpus, names, blocks, lent, time.monotonic())
         return declared, {DeviceName(slot.device): slot.uuids for slot in slots}
 
 
@@ -177,8 +176,3 @@ def division_of(config: Config, gpus: Sequence[Device], *, lends: bool) -> Divis
         why = f"no model leaves room for KV memory on a GPU with {memory / 2**20:,.0f} MiB: they take {told} MiB"
         raise ConfigError("[[models]]", why)
     return division
-
-
-def lending(devices: DevicesConfig, division: Division) -> DevicesConfig:
-    """Return the devices' configuration with what is lent."""
-    return msgspec.structs.replace(devices, lent_kv_bytes=division.lent_bytes or None)
