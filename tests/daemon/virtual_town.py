@@ -194,7 +194,6 @@ class Town:
         first = self.daemons[self.names[0]]
         await first.start()
         self.take_over()
-        first.idle.never_stop()
         first.fleet.supervisor.let_to(self.shell)
         for worker, ready in first.fleet.ready.items():
             self.shell.worker_ready(worker, ready)

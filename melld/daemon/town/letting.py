@@ -109,7 +109,6 @@ class Letting:
         displaces = not landlord.division.lent_bytes
         tenant = Tenant(model, told.block_bytes, lends=bool(arenas), displaces=displaces)
         landlord.take_over([told, *instances], [tenant], {})
-        model.parts.idle.never_stop()
         model.parts.fleet.supervisor.let_to(landlord)
 
     def follow(self, model: ServedModel, vllm_config: Any) -> None:
