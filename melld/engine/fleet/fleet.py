@@ -3,7 +3,7 @@
 Wires its collaborators, and passes on what workers say.  Decides nothing: facts go out as events, decisions come back
 as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
 
-    admit ──► RequestArrived ──► driver ──► place ──► Delivery ──AddRequest──► worker
+    admit ──► RequestArrived ──► driver ──► place ──► Requests ──AddRequest──► worker
                                                                                  │
     outputs ◄── the owner's, under the valid lease ◄── Reports ◄────StepDone─────┘
 """
@@ -197,7 +197,7 @@ class Fleet:
             case wire.GranulesReturned():
                 self.lending.returned(slot.worker, message)
             case wire.RequestTaken():
-                self._requests.delivery.taken(message)
+                self._requests.taken(message)
             case wire.RequestRejected():
                 self._rejected(slot.worker, message)
 
@@ -248,7 +248,7 @@ class Fleet:
                 cause = self.live[request].cause
                 self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:
-            self._requests.delivery.acquit(request)
+            self._requests.acquit(request)
         for request in reported.finished:
             self._requests.finish(request)
         if outputs is not None:

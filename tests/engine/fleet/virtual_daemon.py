@@ -322,7 +322,7 @@ class VirtualDaemon:
                 yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
             if held and self._state(owner) is not WorkerState.WAKING:
                 yield f"{request} is held for {owner}, which nobody wakes: {self._state(owner)}"
-        probation = self.fleet._requests.delivery._probation
+        probation = self.fleet._requests.probation
         lines = {request: worker for worker, line in probation._lines.items() for request in line}
         if lines != probation._worker_of:
             yield f"in the queue of suspects are {lines}, and by request {probation._worker_of}"
@@ -438,7 +438,7 @@ class VirtualDaemon:
         for request, live in self.fleet.live.items():
             if live.worker is None or not self.fleet.is_ready(live.worker):
                 continue
-            suspects = self.fleet._requests.delivery._probation._lines.get(live.worker, ())
+            suspects = self.fleet._requests.probation._lines.get(live.worker, ())
             if request in list(suspects)[1:] or self.worker(live.worker).hung:
                 continue
             if request not in self.worker(live.worker).copies:
