@@ -145,7 +145,7 @@ class ServedModel:
                 waiter.set_exception(ModelNotLoaded(told, retry_s))
         for live in list(self.parts.fleet.live.values()):
             if live.worker is None and not live.output_token_ids:
-                self.parts.fleet.end(live.request, ModelNotLoaded(told, retry_s))
+                self.parts.fleet.requests.end(live.request, ModelNotLoaded(told, retry_s))
 
     @property
     def is_warm(self) -> bool:

@@ -211,7 +211,7 @@ class Models:
         self.served.remove(model)
         leaving = self._remove(model)
         for request in list(model.parts.fleet.live) if now else ():
-            model.parts.fleet.end(request, Unloaded(model.name))
+            model.parts.fleet.requests.end(request, Unloaded(model.name))
         await asyncio.shield(leaving)
         return True
 

@@ -291,7 +291,7 @@ class LandlordShell(Owner):
         for worker in there:
             self.hear(e.UnloadAsked(self._clock(), worker))
         for request in list(tenant.fleet.live) if now else ():
-            tenant.fleet.end(request, Unloaded(model.name))
+            tenant.fleet.requests.end(request, Unloaded(model.name))
         await asyncio.gather(*gone)
 
     def devices(self) -> tuple[DeviceStatus, ...]:

@@ -98,7 +98,7 @@ class Tenant:
         """Reject requests, and calls to models, that can never fit next to pinned models."""
         for name, kv_bytes in self._unplaced().items():
             if self.lends and kv_bytes > declared.most_bytes:
-                self.fleet.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
+                self.fleet.requests.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
         if not declared.most_bytes and not declared.is_served and self.model.why_closed() is None:
             why = declared.instances[0].why_too_large
             if why not in self.model.failure:

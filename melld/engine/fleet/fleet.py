@@ -75,14 +75,7 @@ class Fleet:
         self.tell = self._notices.tell
         wires = self.send, self.is_ready
         facts = self.live, self.supervisor, self.reports, self._notices
-        self._requests = Requests(*facts, codec, listener, clock, *wires)
-        self.failures = self._requests.failures
-        self.admit = self._requests.admit
-        self.abort = self._requests.abort
-        self.place = self._requests.place
-        self.hand_over = self._requests.hand_over
-        self.suspend = self._requests.suspend
-        self.end = self._requests.end
+        self.requests = Requests(*facts, codec, listener, clock, *wires)
         self._is_prefix_aware = is_prefix_aware
         self._codec = codec
         self._listener = listener
@@ -156,7 +149,7 @@ class Fleet:
         with self._notices.at_once():
             self._notices.tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
-            self._requests.displace(worker)
+            self.requests.displace(worker)
 
     def change(self, worker: WorkerId, **changes: Any) -> None:
         """Tell the scheduler what changes of what the worker offers; see `Offer`."""
@@ -197,7 +190,7 @@ class Fleet:
             case wire.GranulesReturned():
                 self.lending.returned(slot.worker, message)
             case wire.RequestTaken():
-                self._requests.taken(message)
+                self.requests.taken(message)
             case wire.RequestRejected():
                 self._rejected(slot.worker, message)
 
@@ -205,10 +198,10 @@ class Fleet:
         """Have a dead worker's requests resume elsewhere from their log; fail those that killed too many workers."""
         worker = slot.worker
         siblings = tuple(self.ready) if self.ready.pop(worker, None) is not None else ()
-        self._requests.prefixes.close_worker(worker)
+        self.requests.prefixes.close_worker(worker)
         self.calls.worker_lost(worker)
         held = self.places[worker].held
-        is_known = ended.expected and all(live.request in held for live in self._requests.of(worker))
+        is_known = ended.expected and all(live.request in held for live in self.requests.of(worker))
         with self._notices.at_once():
             if is_known:
                 self.supervisor.owner.worker_rests(worker, self)
@@ -217,7 +210,7 @@ class Fleet:
             if self.reports.worker_lost(worker):
                 self._listener().executor.worker_lost(worker)
             if not is_known:
-                self._requests.displace(worker, ended)
+                self.requests.displace(worker, ended)
         self.lending.worker_ended(worker, siblings)
 
     def worker_steadied(self, slot: Slot) -> None:
@@ -229,8 +222,8 @@ class Fleet:
         self.ready[worker] = self.last_ready = ready
         self.reports.worker_ready(worker, ready)
         if ready.caches_prefixes and self._is_prefix_aware:
-            self._requests.prefixes.open_worker(worker, ready.geometry.block_tokens, ready.total_blocks)
-        self._requests.give_held(worker)
+            self.requests.prefixes.open_worker(worker, ready.geometry.block_tokens, ready.total_blocks)
+        self.requests.give_held(worker)
         self.supervisor.owner.worker_ready(worker, ready, self)
         self._listener().executor.worker_ready(worker, ready)
 
@@ -248,9 +241,9 @@ class Fleet:
                 cause = self.live[request].cause
                 self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:
-            self._requests.acquit(request)
+            self.requests.acquit(request)
         for request in reported.finished:
-            self._requests.finish(request)
+            self.requests.finish(request)
         if outputs is not None:
             if reported.gaps_s:
                 self.outputs.seal()
@@ -262,7 +255,7 @@ class Fleet:
         if live is not None and live.cause == rejected.cause:
             told = worker, rejected.request, rejected.cause, rejected.reason
             log.error("%s rejected request %s, placed there on event #%d: %s", *told)
-            self._requests.fail(live.request, RequestNotTaken(rejected.request, rejected.reason))
+            self.requests.fail(live.request, RequestNotTaken(rejected.request, rejected.reason))
 
     def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
         """Drop a repeated report; after a gap kill the worker, so that its requests resume from the log."""
