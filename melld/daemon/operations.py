@@ -25,6 +25,7 @@ from melld.daemon.machines import Machines
 from melld.daemon.model import ModelNotLoaded, ModelParts, NotUnloaded, ServedModel
 from melld.daemon.town.landlord import LandlordShell
 from melld.decisions.stories import Story
+from melld.driver.drain import Drains
 from melld.driver.lendable import NeverLent
 from melld.driver.report import MoveReport
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
@@ -90,20 +91,20 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines) -> dict[str, 
         way = asked.via, asked.after_first_token
         return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
 
+    def workers_of(name: str) -> tuple[Drains, list[WorkerId]]:
+        """Return the workers of that machine, or the one of that name, and their model's drains."""
+        workers = machines.workers(name) or [WorkerId(name)]
+        return _of_worker(models, workers[0], machines.names).driver.drains, workers
+
     async def drain(asked: Drain) -> Drained:
-        if workers := machines.workers(asked.worker):
-            each = await models[0].parts.driver.drains.drain_all(workers, asked.wait, asked.deadline_s)
-            return Drained.of_all(asked.worker, each)
-        drains = _of_worker(models, asked.worker, machines.names).driver.drains
-        return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
+        drains, workers = workers_of(asked.worker)
+        return Drained.of_all(asked.worker, await drains.drain_all(workers, asked.wait, asked.deadline_s))
 
     async def resume(asked: Resume) -> Resumed:
-        if workers := machines.workers(asked.worker):
-            drains = models[0].parts.driver.drains
-            resumed = [await drains.resume(worker) for worker in workers]
-            is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
-            return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
-        return await _of_worker(models, asked.worker, machines.names).driver.drains.resume(WorkerId(asked.worker))
+        drains, workers = workers_of(asked.worker)
+        resumed = [await drains.resume(worker) for worker in workers]
+        is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
+        return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
 
     return {
         "migrate": Operation(Migrate, migrate),
