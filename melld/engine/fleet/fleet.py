@@ -73,9 +73,9 @@ class Fleet:
         self.workers = self.reports.workers
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
-        wires = self.send, self.is_ready
-        facts = self.live, self.supervisor, self.reports, self._notices
-        self.requests = Requests(*facts, codec, listener, clock, *wires)
+        self.requests = Requests(
+            self.live, self.supervisor, self.reports, self._notices, codec, listener, clock, self.send, self.is_ready
+        )
         self._is_prefix_aware = is_prefix_aware
         self._codec = codec
         self._listener = listener
@@ -121,10 +121,6 @@ class Fleet:
     def announce(self, worker: WorkerId, offer: Offer) -> None:
         """See `Offers`."""
         self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
-
-    def rests(self, worker: WorkerId) -> None:
-        """See `Offers`."""
-        self.change(worker, wake_s=self.places[worker].wake_s)
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.

@@ -5,7 +5,7 @@ Owns when the workers' first loads are over: once each is ready, failed or kept 
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from melld.engine.fleet.execution import Execution
 from melld.engine.fleet.life import Event, State
@@ -46,8 +46,8 @@ class Offers(Protocol):
     def announce(self, worker: WorkerId, offer: Offer) -> None:
         """Tell it what a ready worker offers."""
 
-    def rests(self, worker: WorkerId) -> None:
-        """Tell it that the process ends on purpose."""
+    def change(self, worker: WorkerId, **changes: Any) -> None:
+        """Tell it what changes of that."""
 
 
 class Owner:
@@ -169,8 +169,8 @@ class Alone(Owner):
         offers.announce(worker, Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes, steady))
 
     def worker_rests(self, worker: WorkerId, offers: Offers) -> None:
-        """See `Owner`."""
-        offers.rests(worker)
+        """See `Owner`: it can be woken."""
+        offers.change(worker, wake_s=self._places[worker].wake_s)
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
         """See `Owner`."""
