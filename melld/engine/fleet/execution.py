@@ -35,9 +35,6 @@ class PlaceListener(Protocol):
     def ended(self, place: Place, ended: WorkerEnded) -> None:
         """Note that the process is gone."""
 
-    def called_off(self, place: Place) -> None:
-        """Note that a worker was stopped before its start."""
-
 
 class Execution:
     """The processes of one fleet's workers.  `hosts`: where each is started."""
@@ -72,8 +69,7 @@ class Execution:
             case Do.END | Do.KILL if process is not None:
                 _end(process, do)
             case Do.END | Do.KILL:
-                self.take(place, Event.ENDED)
-                self._listener.called_off(place)
+                self._ended(place, WorkerEnded(place.slot.worker, "stopped before it started", expected=True))
 
     def restart(self, place: Place) -> None:
         """Restart the dead worker after a back-off, unless it is given up."""

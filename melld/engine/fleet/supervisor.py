@@ -252,11 +252,6 @@ class Supervisor:
         self.owner.ended(worker, failure)
         self.owner.worker_ended(worker, ended)
 
-    def called_off(self, place: Place) -> None:
-        """See `PlaceListener`."""
-        worker = place.slot.worker
-        self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before it started", expected=True))
-
     async def watch(self) -> None:
         """Kill hung workers, until cancelled."""
         while True:
