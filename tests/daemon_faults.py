@@ -103,7 +103,7 @@ def inject(directory: Path) -> None:
 
     def tell(original: Any, news: Any) -> None:
         if faults.take("failures", "POKE"):
-            news._fleet.failures.put_nowait((RequestId("nobody's"), MelldError("nobody's")))
+            news._fleet.requests.failures.put_nowait((RequestId("nobody's"), MelldError("nobody's")))
         original(news)
 
     def sift(original: Any, prompt_logprobs: Any, step: Any) -> Any:

@@ -25,12 +25,13 @@ TABLE = """
 P  errors  ids  nearest  printable  config_values  config_reading  config_server  config  config_text
 P  kvstore.geometry  kvstore.kept  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
+P  engine.fleet.life
 P  landlord.*
 P  decisions.*
 P  migrate.*
 P  control.messages  control.status  daemon.renewal.handover
 P  simulator.*
-P  engine.wire.*  engine.answer_formats  engine.fleet.life
+P  engine.wire.*  engine.answer_formats
 P  engine.frontend.schema  engine.frontend.judge_queue  engine.frontend.moulds
 W  migrate.transports.*
 W  engine.arena_file  engine.image_library  engine.gpu_memory  engine.pin  engine.vllm_options  engine.model_files

@@ -35,7 +35,7 @@ CHOSEN = {
     "melld/migrate": "boundaries migration packing pacing paths planner table topology waits",
     "melld/kvstore": "capacity geometry ledger prefixes",
     "melld/api": "admission keys reach",
-    "melld/engine/fleet": "delivery fate place reports",
+    "melld/engine/fleet": "fate place probation reports",
     "melld/daemon": "attainment",
 }
 """Of folders that are not pure altogether: the modules that are."""
@@ -43,10 +43,7 @@ MORE_TESTS = {
     "melld/migrate/table.py": ("tests/migrate/test_migration.py",),
     "melld/migrate/paths.py": ("tests/migrate/test_topology.py", "tests/migrate/test_planner*.py"),
     "melld/migrate/boundaries.py": ("tests/migrate/test_paths.py",),
-    "melld/engine/fleet/delivery.py": (
-        "tests/engine/fleet/test_probation.py",
-        "tests/engine/fleet/test_who_runs_what.py",
-    ),
+    "melld/engine/fleet/probation.py": ("tests/engine/fleet/test_who_runs_what.py",),
     "melld/engine/fleet/reports.py": ("tests/engine/fleet/test_order.py",),
     "melld/scheduler/policies/slo/policy.py": ("tests/scheduler/policies/slo/test_prefixes.py",),
     "melld/scheduler/policies/slo/dispatch.py": ("tests/scheduler/policies/slo/test_prefixes.py",),

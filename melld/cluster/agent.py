@@ -21,10 +21,11 @@ from setproctitle import setproctitle
 
 from melld.cluster import envelopes as say
 from melld.cluster.certificate import pinned_context
-from melld.cluster.facts import devices_by_seat, facts_of
+from melld.cluster.facts import facts_of
 from melld.cluster.link import AGENT_PATIENCE, Link
+from melld.cluster.seats import Seats
 from melld.engine.host.local import LocalChild, LocalHost
-from melld.engine.host.standstill import Reach
+from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.start import die_with_parent
@@ -34,9 +35,8 @@ from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
 
 log = logging.getLogger("melld.agent")
 DIAL_S = 30.0
-MAX_UNREAD_BYTES = 8 << 20
-"""A worker that leaves more unread, and reads nothing of it for `UNREAD_S`, is killed."""
-UNREAD_S = 2.0
+READ_S = 2.0
+"""Period of reading the workers' devices."""
 
 
 def main(descriptor: int, parent_pid: int) -> None:
@@ -61,14 +61,22 @@ class Relay:
     """Relays one worker's messages to the daemon.  `number`: the daemon's number for it on this connection."""
 
     def __init__(self, number: int, spec: WorkerSpec, daemon: Link, ended: Callable[[int], None]) -> None:
-        self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
+        self.spec = spec
+        self.devices = WorkerDevices(spec.worker, 0, ())
         """Without a process until it is forked."""
+        self.child: LocalChild | None = None
+        """None until it has its devices."""
         self._number = number
         self._daemon = daemon
         self._ended = ended
-        self._written_bytes = 0
-        self._read_bytes = 0
-        self.child: LocalChild
+
+    def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
+        """Start the worker, which has its devices."""
+        self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
+        try:
+            self.child = LocalHost(template).spawn(spec, self)
+        except OSError as error:
+            self.exited(f"cannot start a process: {error}", from_outside=True)
 
     def forked(self, pid: int) -> None:
         """See `Ear.forked`."""
@@ -90,21 +98,20 @@ class Relay:
         self._daemon.send(say.Exited(self._number, reason, from_outside))
 
     def write(self, payload: Sequence[bytes]) -> None:
-        """Write to the worker's wire."""
-        self._written_bytes += sum(map(len, payload))
-        self.child.write(payload)
+        """See `Child.write`."""
+        if self.child is not None:
+            self.child.write(payload)
+
+    def kill(self) -> None:
+        """See `Child.kill`."""
+        if self.child is not None:
+            self.child.kill()
+        else:
+            self.exited("exited before it had a device", from_outside=True)
 
     def look(self, reach: Reach) -> None:
         """Check the worker's progress and report it."""
-        self._daemon.send(say.Seen(self._number, self.child.look(reach)))
-
-    def judge_reading(self) -> None:
-        """Kill the worker if much is unread and it has read nothing since the last call."""
-        unread, before = self.child.unread_bytes, self._read_bytes
-        self._read_bytes = self._written_bytes - unread
-        if unread > MAX_UNREAD_BYTES and self._read_bytes == before:
-            self.printed(f"killed by the melld agent: it left {unread} bytes unread for {UNREAD_S:g} s")
-            self.child.kill()
+        self._daemon.send(say.Seen(self._number, self.child.look(reach) if self.child is not None else Standstill()))
 
 
 class Agent:
@@ -120,7 +127,8 @@ class Agent:
         self._left: asyncio.Future[str] = loop.create_future()
         self._relays: dict[int, Relay] = {}
         self._template: TemplateProcess | None = None
-        self._kind = ""
+        self._seats: Seats | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
 
     async def run(self) -> None:
         """Serve the daemon until it or the parent ends."""
@@ -136,25 +144,22 @@ class Agent:
         self._parent.close()
 
     async def _serve(self) -> None:
-        """Join the daemon, watch that workers read, and read their devices.
+        """Join the daemon, and read the workers' devices.
 
         Raises:
             MelldError: the daemon cannot be joined.
         """
         summons = await self._summoned
-        self._kind = summons.device_kind
         os.environ.update(summons.environment)
         self._template = TemplateProcess(summons.device_kind)
         self._template.start()  # its imports take longer than the rest of this
         facts = await asyncio.to_thread(facts_of, summons.models)
-        devices = devices_by_seat(self._kind, (await self._seated).gpus)
+        seats = self._seats = Seats(summons.device_kind, (await self._seated).gpus, self._parent.send)
         daemon = self._daemon = await self._dial(summons)
-        daemon.send(say.Hello(token=summons.token, machine=summons.machine, facts=facts, devices=devices))
-        readings = WorkerReadings(Nvml() if self._kind == "cuda" else None)
+        daemon.send(say.Hello(token=summons.token, machine=summons.machine, facts=facts, devices=seats.devices))
+        readings = WorkerReadings(Nvml() if summons.device_kind == "cuda" else None)
         while True:
-            await asyncio.sleep(UNREAD_S)
-            for relay in list(self._relays.values()):
-                relay.judge_reading()
+            await asyncio.sleep(READ_S)
             running = [relay.devices for relay in self._relays.values() if relay.devices.pid]
             daemon.send(say.Readings(await readings.read(running)))
 
@@ -191,27 +196,36 @@ class Agent:
             case say.Spawn():
                 self._spawn(message)
             case say.Kill(number) if number in self._relays:
-                self._relays[number].child.kill()
+                self._relays[number].kill()
             case say.Look(number, reach) if number in self._relays:
                 self._relays[number].look(reach)
-            case say.ReturnSeat() | say.TakeSeat():
-                self._parent.send(message)
             case say.Leave(reason):
                 self._leave(reason)
 
     def _spawn(self, asked: say.Spawn) -> None:
         assert self._daemon is not None
         assert self._template is not None
-        relay = Relay(asked.number, asked.spec, self._daemon, self._gone)
-        try:
-            relay.child = LocalHost(self._template).spawn(asked.spec, relay)
-        except OSError as error:
-            self._daemon.send(say.Exited(asked.number, f"cannot start a process: {error}", from_outside=True))
+        assert self._seats is not None
+        relay = self._relays[asked.number] = Relay(asked.number, asked.spec, self._daemon, self._gone)
+        if self._seats.use(asked.spec.seats):
+            relay.start(self._template, self._seats.fitted(asked.spec))
+        else:
+            self._waiting.add(waiting := asyncio.ensure_future(self._seat(asked, self._seats, self._template)))
+            waiting.add_done_callback(self._waiting.discard)
+
+    async def _seat(self, asked: say.Spawn, seats: Seats, template: TemplateProcess) -> None:
+        """Start the worker once it has its devices, unless it was killed meanwhile."""
+        why = await seats.take(asked.spec.seats)
+        if (relay := self._relays.get(asked.number)) is None:
             return
-        self._relays[asked.number] = relay
+        if why:
+            relay.exited(f"it did not get a device: {why}", from_outside=True)
+        else:
+            relay.start(template, seats.fitted(asked.spec))
 
     def _gone(self, number: int) -> None:
-        self._relays.pop(number, None)
+        if (relay := self._relays.pop(number, None)) is not None and self._seats is not None:
+            self._seats.leave(relay.spec.seats)
 
     def _parent_said(self, message: Any, _payload: list[bytes]) -> None:
         match message:
@@ -219,6 +233,5 @@ class Agent:
                 self._summoned.set_result(message)
             case say.Seated() if not self._seated.done():
                 self._seated.set_result(message)
-            case say.SeatAnswer(seat, gpu, failure) if self._daemon is not None:
-                device = None if failure else devices_by_seat(self._kind, [gpu]).get(0)
-                self._daemon.send(say.SeatTaken(seat, device, failure or f"NVML lists no GPU {gpu}"))
+            case say.SeatAnswer() if self._seats is not None:
+                self._seats.answered(message)

@@ -44,13 +44,17 @@ class Facts(msgspec.Struct, frozen=True):
     """By model path; "" for a model that is not there."""
 
 
+class OfWorker(Envelope, frozen=True, tag=True):
+    """One about a worker: `number` names it on its connection, and no two have the same."""
+
+    number: int
+
+
 # -- both ways between daemon and agent --------------------------------------------------------------------------------
 
 
-class Bytes(Envelope, frozen=True, tag=True):
+class Bytes(OfWorker, frozen=True, tag=True):
     """The next bytes of a worker's wire: the payload."""
-
-    number: int
 
 
 class Beat(Envelope, frozen=True, tag=True):
@@ -76,24 +80,21 @@ class Hello(Envelope, frozen=True, tag=True, kw_only=True):
     """By seat; on a CPU without a `uuid`."""
 
 
-class Forked(Envelope, frozen=True, tag=True):
+class Forked(OfWorker, frozen=True, tag=True):
     """See `host.ports.Ear.forked`."""
 
-    number: int
     pid: int
 
 
-class Printed(Envelope, frozen=True, tag=True):
+class Printed(OfWorker, frozen=True, tag=True):
     """See `host.ports.Ear.printed`."""
 
-    number: int
     line: str
 
 
-class Exited(Envelope, frozen=True, tag=True):
+class Exited(OfWorker, frozen=True, tag=True):
     """See `host.ports.Ear.exited`."""
 
-    number: int
     reason: str
     from_outside: bool
 
@@ -104,54 +105,29 @@ class Readings(Envelope, frozen=True, tag=True):
     readings: dict[str, WorkerReading]
 
 
-class Seen(Envelope, frozen=True, tag=True):
+class Seen(OfWorker, frozen=True, tag=True):
     """The answer to `Look`."""
 
-    number: int
     seen: Standstill
-
-
-class SeatTaken(Envelope, frozen=True, tag=True):
-    """The answer to `TakeSeat`: the device there now, which may be another one; None and why if there is none."""
-
-    seat: int
-    device: Device | None
-    failure: str = ""
 
 
 # -- daemon to agent ---------------------------------------------------------------------------------------------------
 
 
-class Spawn(Envelope, frozen=True, tag=True):
-    """Start a worker.  `number` names it on this connection; no two have the same."""
+class Spawn(OfWorker, frozen=True, tag=True):
+    """Start a worker."""
 
-    number: int
     spec: WorkerSpec
 
 
-class Kill(Envelope, frozen=True, tag=True):
+class Kill(OfWorker, frozen=True, tag=True):
     """Kill that worker; `Exited` answers."""
 
-    number: int
 
-
-class Look(Envelope, frozen=True, tag=True):
+class Look(OfWorker, frozen=True, tag=True):
     """Check that worker's progress (`Child.look`); `Seen` answers."""
 
-    number: int
     reach: Reach
-
-
-class ReturnSeat(Envelope, frozen=True, tag=True):
-    """Return a device to Ray; no worker runs there."""
-
-    seat: int
-
-
-class TakeSeat(Envelope, frozen=True, tag=True):
-    """Request a device for this seat from Ray again; `SeatTaken` answers once one is free."""
-
-    seat: int
 
 
 # -- actor and agent, which it starts ----------------------------------------------------------------------------------
@@ -182,8 +158,20 @@ class Seated(Envelope, frozen=True, tag=True):
     gpus: tuple[str, ...]
 
 
+class ReturnSeat(Envelope, frozen=True, tag=True):
+    """Return a device to Ray; no worker runs there."""
+
+    seat: int
+
+
+class TakeSeat(Envelope, frozen=True, tag=True):
+    """Request a device for this seat from Ray again; `SeatAnswer` answers once one is free."""
+
+    seat: int
+
+
 class SeatAnswer(Envelope, frozen=True, tag=True):
-    """Like `SeatTaken`, with Ray's name of the GPU."""
+    """The answer to `TakeSeat`: Ray's name of the GPU there now, which may be another one; or why there is none."""
 
     seat: int
     gpu: str
@@ -237,8 +225,8 @@ class LauncherFailed(Envelope, frozen=True, tag=True):
     reason: str
 
 
-ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | SeatTaken | Beat | Leave
-ToAgent = Spawn | Kill | Look | Bytes | ReturnSeat | TakeSeat | Beat | Leave
+ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | Beat | Leave
+ToAgent = Spawn | Kill | Look | Bytes | Beat | Leave
 FromActor = Summons | Seated | SeatAnswer
 ToActor = ReturnSeat | TakeSeat | Leave
 FromLauncher = HeadFound | Joined | Nodes | AgentEnded | LauncherFailed

@@ -3,8 +3,6 @@
 Owns the numbers of its workers.  Never reads what a worker says.
 """
 
-import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -18,16 +16,9 @@ from melld.engine.host.ports import Ear
 from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
-from melld.errors import MelldError
 from melld.kvstore.worker_readings import WorkerReading
 
 log = logging.getLogger("melld.cluster")
-KILL_S = 10.0
-"""How long a machine may take to confirm that it killed a worker: the driver frees a GPU's memory in seconds."""
-
-
-class NoSeat(MelldError):
-    """Ray has no device for this seat now."""
 
 
 class Machine:
@@ -39,7 +30,7 @@ class Machine:
     def __init__(self, hello: say.Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
         self.name = hello.machine
         self.devices = dict(hello.devices)
-        """By seat: those that this daemon has now."""
+        """By seat, as it joined."""
         self.readings: dict[str, WorkerReading] = {}
         """The last, by worker."""
         self.why_lost: str | None = None
@@ -47,7 +38,6 @@ class Machine:
         self._on_lost = on_lost
         self._children: dict[int, RemoteChild] = {}
         self._numbers = itertools.count(1)
-        self._awaited: dict[int, asyncio.Future[None]] = {}
         link.received, link.lost = self._received, self._lost
 
     def spawn(self, spec: WorkerSpec, ear: Ear) -> "RemoteChild":
@@ -58,26 +48,6 @@ class Machine:
         child = self._children[number] = RemoteChild(number, ear, self._link)
         self._link.send(say.Spawn(number, spec))
         return child
-
-    def return_seat(self, seat: int) -> None:
-        """Return the device to Ray; no worker may run there."""
-        if self.devices.pop(seat, None) is not None:
-            self._link.send(say.ReturnSeat(seat))
-
-    async def take_seat(self, seat: int) -> None:
-        """Request a device for the seat from Ray again, possibly a different one.
-
-        Raises:
-            NoSeat: there is none now.
-        """
-        if seat in self.devices:
-            return
-        if self.why_lost is not None:
-            raise NoSeat(f"machine {self.name} is lost: {self.why_lost}")
-        if seat not in self._awaited:
-            self._awaited[seat] = asyncio.get_running_loop().create_future()
-            self._link.send(say.TakeSeat(seat))
-        await asyncio.shield(self._awaited[seat])
 
     def dismiss(self) -> None:
         """Tell the agent to leave: its workers have ended, or end now."""
@@ -105,27 +75,14 @@ class Machine:
                 self._children.pop(number).exited(reason, from_outside)
             case say.Readings(readings):
                 self.readings = readings
-            case say.SeatTaken():
-                self._seat_taken(message)
             case say.Leave(reason):
                 self._link.end(reason)
-
-    def _seat_taken(self, answer: say.SeatTaken) -> None:
-        awaited = self._awaited.pop(answer.seat)
-        if answer.device is not None:
-            self.devices[answer.seat] = answer.device
-            awaited.set_result(None)
-        else:
-            _fail(awaited, f"machine {self.name} did not get a device: {answer.failure}")
 
     def _lost(self, reason: str) -> None:
         self.why_lost = reason
         log.log(logging.ERROR if self._children else logging.INFO, "machine %s is lost: %s", self.name, reason)
-        awaited, self._awaited = self._awaited, {}
         self._on_lost(self, reason)
         self.end_children()
-        for one in awaited.values():
-            _fail(one, f"machine {self.name} is lost: {reason}")
 
 
 class RemoteChild:
@@ -135,7 +92,6 @@ class RemoteChild:
         self.ear = ear
         self._number = number
         self._link = link
-        self._killing: asyncio.TimerHandle | None = None
         self._has_exited = False
         self._seen = Standstill()
         self._reach: Reach = "itself"
@@ -151,12 +107,9 @@ class RemoteChild:
         """See `Child.hold`: nothing is held, as all workers of its machine share the link."""
 
     def kill(self) -> None:
-        """See `Child.kill`.  Drop the machine if it does not confirm: then the machine itself hangs."""
-        if self._has_exited or self._killing is not None:
-            return
-        self._link.send(say.Kill(self._number))
-        unconfirmed = f"it did not kill a worker within {KILL_S:g} s"
-        self._killing = asyncio.get_running_loop().call_later(KILL_S, self._link.end, unconfirmed)
+        """See `Child.kill`."""
+        if not self._has_exited:
+            self._link.send(say.Kill(self._number))
 
     def look(self, reach: Reach) -> Standstill:
         """See `Child.look`: ask the machine, and return its previous finding."""
@@ -175,12 +128,4 @@ class RemoteChild:
     def exited(self, reason: str, from_outside: bool) -> None:
         """Note its end."""
         self._has_exited = True
-        if self._killing is not None:
-            self._killing.cancel()
         self.ear.exited(reason, from_outside)
-
-
-def _fail(awaited: asyncio.Future[None], why: str) -> None:
-    with contextlib.suppress(asyncio.InvalidStateError):
-        awaited.set_exception(NoSeat(why))
-        awaited.exception()  # nobody may be waiting any more

@@ -71,12 +71,9 @@ def kind_of(gpus: Sequence[Device]) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def worker_environment(kind: str, environment: Mapping[str, str], *, lends: bool = False) -> dict[str, str]:
-    """Return the workers' common environment; the user's takes precedence over melld's defaults for vLLM.
-
-    `lends`: they share GPU memory.
-    """
-    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {}) | (LENDING_ENVIRONMENT if lends else {})
+def worker_environment(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the workers' common environment; the user's takes precedence over melld's defaults for vLLM."""
+    defaults = COMMON_ENVIRONMENT | (CPU_ENVIRONMENT if kind == "cpu" else {})
     return {key: environment.get(key, value) for key, value in defaults.items()}
 
 
@@ -99,12 +96,11 @@ def make_slots(
 ) -> list[Slot]:
     """Return one slot per worker of a model, the number `model` of `models` that share the devices."""
     kind = kind_of(gpus)
-    lent_bytes = config.devices.lent_bytes
-    settings = worker_environment(kind, environment, lends=bool(lent_bytes))
+    settings = worker_environment(kind, environment)
     arguments = engine_arguments(config, kind)
     shares = Counter(gpu.uuid for gpu in gpus)
     uuids = [gpu.uuid for gpu in gpus]
-    sleeps = gpus and models > 1 and config.idle.cached_bytes and not lent_bytes
+    sleeps = gpus and models > 1 and config.idle.cached_bytes and not config.devices.lent_bytes
     each = config.devices.group_size
     suffixes = _suffixes(gpus, shares) or [str(index) for index in range((config.devices.cpu or CpuDevices()).count)]
     names = [f"{kind}:{'+'.join(group)}" for group in _groups(suffixes, each)]
@@ -120,7 +116,7 @@ def make_slots(
             visible_devices=tuple(dict.fromkeys((*own, *uuids))),
             engine_arguments=arguments
             | ({"enable_sleep_mode": True} if sleeps else {})
-            | (_share(arguments, name, most * models, lent_bytes, is_shared=most > 1) if own else {}),
+            | (_share(arguments, name, most * models, is_shared=most > 1) if own else {}),
             environment=settings | (without_expandable_segments(environment) if own else {}),
             copy_rules=CopyRules(
                 checksum=config.migration.checksum, bytes_per_s=config.migration.link_limit_bytes_per_s
@@ -134,7 +130,10 @@ def make_slots(
 
 
 def sized(spec: WorkerSpec, division: Division) -> WorkerSpec:
-    """Return the specification of a GPU's worker with the KV memory that its model is given, unless it has a size."""
+    """Return the specification of a GPU's worker with the KV memory that its model is given, unless it has a size.
+
+    With lent memory vLLM need not look for any: the device may be all but full.
+    """
     arguments, environment = dict(spec.engine_arguments), dict(spec.environment)
     if division.lent_bytes:
         arguments |= {"kv_cache_memory_bytes": division.lent_bytes, "gpu_memory_utilization": LEAST_UTILIZATION}
@@ -167,12 +166,8 @@ def _suffixes(gpus: list[Device], shares: Mapping[str, int]) -> list[str]:
     return suffixes
 
 
-def _share(
-    arguments: Mapping[str, Any], device: str, workers: int, lent_bytes: int, *, is_shared: bool
-) -> dict[str, Any]:
+def _share(arguments: Mapping[str, Any], device: str, workers: int, *, is_shared: bool) -> dict[str, Any]:
     """Return the arguments by which `workers` share a GPU.
-
-    With lent memory vLLM need not look for any: the device may be all but full.
 
     vLLM sizes its KV cache by the GPU's free memory, which a second worker starting beside it changes: so the size
     must be configured.
@@ -182,8 +177,6 @@ def _share(
     """
     if workers == 1:
         return {}
-    if lent_bytes:
-        return {"kv_cache_memory_bytes": lent_bytes, "gpu_memory_utilization": LEAST_UTILIZATION}
     if "kv_cache_memory_bytes" not in arguments and is_shared:
         key, example = "[model.vllm] kv_cache_memory_bytes", 8 << 30
         raise ConfigError(key, f"{device} shares its GPU: set the size of each worker's KV cache, such as {example}")

@@ -150,9 +150,10 @@ class Daemon:
         """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
         if self._parts.cluster is not None:
             await self._parts.cluster.check()
+        else:
+            self._parts.template.start()  # its imports take as long as those here
         preparing = asyncio.ensure_future(asyncio.to_thread(prepare_frontends, self._parts))
         if len(self._parts.models) > 1:
-            self._parts.template.start()  # its imports take as long
             prepared = await preparing
             read = {model: one for model, (one, _) in zip(self._parts.models, prepared, strict=True)}
             if divided := await self._parts.letting.begin(self.succession.sized(self.config), read):
@@ -160,8 +161,6 @@ class Daemon:
             await self.succession.prepared()
             await self._parts.landlord.start(progress.became_ready)
             return prepared
-        if self.succession.before is not None:
-            self._parts.template.start()  # else the first worker does, which waits for its device here
         workers = asyncio.ensure_future(self._start_workers(progress))
         try:
             prepared = await preparing

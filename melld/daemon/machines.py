@@ -10,13 +10,11 @@ import msgspec
 
 from melld.cluster.facts import same_everywhere
 from melld.cluster.machine import Machine
-from melld.cluster.seats import SeatedHost
 from melld.config import Config, CpuDevices
 from melld.control.status import MachineStatus
 from melld.daemon.devices import make_slots
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.place import Slot
-from melld.engine.host.ports import Host
 from melld.ids import WorkerId
 from melld.kvstore.worker_readings import WorkerReading
 
@@ -24,7 +22,7 @@ log = logging.getLogger("melld.cluster")
 
 
 class Machines:
-    """All machines that have ever joined, as reported by the `Cluster`.
+    """All machines that have ever joined, as reported by the `Cluster`; none without one.
 
     `config`: of the one model; `environment`: the daemon's own.
     """
@@ -46,15 +44,11 @@ class Machines:
         for slot in returned:  # its devices may be other ones now
             self._fleet.places[slot.worker].slot = slot
         self._machines[machine.name] = machine
-        seats, each = sorted(machine.devices), self._config.devices.group_size
-        for index, slot in enumerate(slots):
-            host: Host = machine
-            if self._config.cluster.return_idle:
-                host = SeatedHost(machine, seats[index * each : (index + 1) * each])
+        for slot in slots:
             if slot in returned:
-                self._fleet.supervisor.bring_back([slot.worker], host)
+                self._fleet.supervisor.bring_back([slot.worker], machine)
             else:
-                self._fleet.supervisor.add([slot], host)
+                self._fleet.supervisor.add([slot], machine)
 
     def machine_lost(self, machine: Machine, reason: str) -> None:
         """Lose all its workers in one event."""
@@ -69,6 +63,11 @@ class Machines:
         """Return the last reading of each worker's device."""
         joined = [machine for machine in self._machines.values() if machine.why_lost is None]
         return {worker: one for machine in joined for worker, one in machine.readings.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return their names; none without a cluster."""
+        return tuple(self._machines)
 
     def status(self) -> tuple[MachineStatus, ...]:
         """Return what operators may know of each machine."""
@@ -93,6 +92,7 @@ class Machines:
         known = sum(map(len, self._workers.values()))
         workers += [WorkerId(f"w{known + new}") for new in range(len(slots) - len(workers))]
         number = list(self._workers).index(machine.name)
+        seats = sorted(machine.devices) if config.cluster.return_idle else []
         return [
             msgspec.structs.replace(
                 slot,
@@ -101,10 +101,11 @@ class Machines:
                 spec=msgspec.structs.replace(
                     slot.spec,
                     worker=worker,
+                    seats=tuple(seats[index * each : (index + 1) * each]),
                     kv_interface=config.cluster.kv_interface if config.cluster.kv == "nixl" else None,
                 ),
                 machine=machine.name,
                 machine_number=number,
             )
-            for slot, worker in zip(slots, workers, strict=False)
+            for index, (slot, worker) in enumerate(zip(slots, workers, strict=False))
         ]

@@ -73,10 +73,9 @@ class Metrics:
         free = {(device.device,): device.free_bytes for device in devices}
         text = "KV memory not granted to any model."
         yield _family(GaugeMetricFamily, "melld_device_kv_free_bytes", text, ("device",), free)
-        shell = self._landlord
-        counts = shell.loads, shell.courier.takes, shell.courier.moved_blocks
-        for (name, text), count in zip(LANDLORD_COUNTS, counts, strict=True):
-            yield _family(CounterMetricFamily, name, text, ("model",), {(model,): n for model, n in count.items()})
+        for field, (name, text) in LANDLORD_COUNTS.items():
+            counts = {(one.name,): getattr(one, field) for one in self._landlord.tenants.values()}
+            yield _family(CounterMetricFamily, name, text, ("model",), counts)
 
     def _by_tier(self, requests: Sequence[RequestStatus]) -> Metric:
         """Return how many requests of each tier run and wait, including those queued on a worker."""
@@ -154,11 +153,11 @@ TENANT_METRICS = {
     "granted_bytes": ("melld_model_kv_granted_bytes", "KV memory of a shared device that the model may use."),
     "resident_bytes": ("melld_model_resident_bytes", "Memory that the model takes on a shared device, besides KV."),
 }
-LANDLORD_COUNTS = (
-    ("melld_model_loads", "Loads of the model on a shared device."),
-    ("melld_kv_takes", "Times that KV memory was reclaimed from the model."),
-    ("melld_kv_moved_blocks", "Blocks of the model's requests moved to reclaim KV memory."),
-)
+LANDLORD_COUNTS = {
+    "loads": ("melld_model_loads", "Loads of the model on a shared device."),
+    "takes": ("melld_kv_takes", "Times that KV memory was reclaimed from the model."),
+    "moved_blocks": ("melld_kv_moved_blocks", "Blocks of the model's requests moved to reclaim KV memory."),
+}
 WORKER_LABELS = ("worker", "device", "model")
 WORKER_METRICS = {
     "capacity_bytes": ("melld_worker_kv_capacity_bytes", "Bytes of the worker's KV blocks.", GaugeMetricFamily),

@@ -20,8 +20,8 @@ from melld.decisions.file import DecisionLogFile
 from melld.decisions.stories import Stories
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
-from melld.engine.fleet.first_loads import WorkerStartFailed
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.owner import WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
@@ -145,7 +145,7 @@ class ServedModel:
                 waiter.set_exception(ModelNotLoaded(told, retry_s))
         for live in list(self.parts.fleet.live.values()):
             if live.worker is None and not live.output_token_ids:
-                self.parts.fleet.end(live.request, ModelNotLoaded(told, retry_s))
+                self.parts.fleet.requests.end(live.request, ModelNotLoaded(told, retry_s))
 
     @property
     def is_warm(self) -> bool:
@@ -231,7 +231,7 @@ class ServedModel:
         if place.state is WorkerState.WAITING:
             return place.state, place.life.obstacle
         if place.state is WorkerState.FAILED and not place.life.given_up:
-            when = "restarts in" if self.parts.fleet.supervisor.owner is None else "will not be retried for"
+            when = "restarts in" if self.parts.fleet.supervisor.owner.wants_all else "will not be retried for"
             return place.state, f"{place.detail}; {when} {place.life.back_off_s:.0f} s"
         return place.state, place.detail
 

@@ -8,6 +8,7 @@ configuration changes nothing.
 
 import asyncio
 import itertools
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from melld.daemon.wiring import DaemonParts, make_model
 from melld.errors import ConfigError
 from melld.tasks import Tasks, Work
 
+log = logging.getLogger("melld.models")
 Prepared = tuple[Any, Namespace]
 """vLLM's configuration and serving arguments of a model."""
 LIVE = {"weight": 1.0, "pinned": False, "keep_alive_s": None}
@@ -57,6 +59,7 @@ class Models:
         self._by_hand: dict[str, ModelConfig] = {}
         self._numbers = itertools.count(len(self.served))
         self._leaving: dict[ServedModel, asyncio.Task[None]] = {}
+        self._opening: dict[ServedModel, asyncio.Task[None]] = {}
         self._vllm_metrics: Any = None
         self._can_change = asyncio.Event()
         self._alone = parts.models[0] if len(parts.models) == 1 else None
@@ -84,8 +87,24 @@ class Models:
         self._can_change.set()
 
     def _begin_landlord(self) -> None:
-        self._parts.landlord.serve(self.open)
+        self._parts.landlord.serve(self.loaded)
         self._tasks.keep("landlord", Work(self._parts.landlord.run))
+
+    def loaded(self, model: ServedModel) -> None:
+        """Wake the calls that wait for a loaded model, or have its front end made."""
+        if model.is_warm and model.serving is not None:
+            model.loaded()
+        elif model.is_warm and model not in self._opening:
+            self._opening[model] = asyncio.get_running_loop().create_task(self._open_loaded(model))
+
+    async def _open_loaded(self, model: ServedModel) -> None:
+        try:
+            await self.open(model)
+        except Exception as error:  # the boundary of one model: its callers hear of it
+            log.exception("cannot create the front end of %s", model.name)
+            model.failed(f"its front end could not be created: {error}", 0.0)
+        finally:
+            del self._opening[model]
 
     async def open(self, model: ServedModel) -> None:
         """Create the model's front end, start its tasks, and wake the calls waiting for it."""
@@ -192,7 +211,7 @@ class Models:
         self.served.remove(model)
         leaving = self._remove(model)
         for request in list(model.parts.fleet.live) if now else ():
-            model.parts.fleet.end(request, Unloaded(model.name))
+            model.parts.fleet.requests.end(request, Unloaded(model.name))
         await asyncio.shield(leaving)
         return True
 
@@ -235,7 +254,7 @@ class Models:
 
     async def _end(self, model: ServedModel) -> None:
         """Remove the model once its calls have ended."""
-        await self._parts.landlord.departures.dismiss(self._parts.landlord.tenants[model.key])
+        await self._parts.landlord.tenants[model.key].leave()
         self._parts.shared.loans.drains.remove(model.parts.driver.drains)
         del self.prepared[model]
         model.failure = ""

@@ -25,14 +25,15 @@ from melld.daemon.machines import Machines
 from melld.daemon.model import ModelNotLoaded, ModelParts, NotUnloaded, ServedModel
 from melld.daemon.town.landlord import LandlordShell
 from melld.decisions.stories import Story
+from melld.driver.drain import Drains
 from melld.driver.lendable import NeverLent
 from melld.driver.report import MoveReport
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import RequestId, WorkerId
 
 
-def _of_worker(models: Sequence[ServedModel], worker: str, machines: Machines | None = None) -> ModelParts:
-    """Return the parts of the worker's model.  `machines`: other valid names, for the error.
+def _of_worker(models: Sequence[ServedModel], worker: str, others: Sequence[str] = ()) -> ModelParts:
+    """Return the parts of the worker's model.  `others`: other valid names, for the error.
 
     Raises:
         UnknownWorker: no worker has that name.
@@ -41,7 +42,7 @@ def _of_worker(models: Sequence[ServedModel], worker: str, machines: Machines | 
         if worker in model.parts.fleet.places:
             return model.parts
     known = [place for model in models for place in model.parts.fleet.places]
-    raise UnknownWorker(worker, known + [one.machine for one in machines.status()] if machines is not None else known)
+    raise UnknownWorker(worker, [*known, *others])
 
 
 def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
@@ -69,41 +70,41 @@ class ByHand(Protocol):
 def operations_of(
     models: Sequence[ServedModel],
     landlord: LandlordShell,
-    machines: Machines | None = None,
-    by_hand: ByHand | None = None,
+    machines: Machines,
+    by_hand: ByHand,
 ) -> dict[str, Operation | Lasting]:
     """Return the operations behind `melld migrate`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
 
     async def lend(asked: Lend, call: OpenCall) -> None:
-        if machines is not None:
+        if machines.names:
             raise NeverLent("Ray allocates a cluster's devices: `melld drain` a machine, then request them from Ray")
-        if (reason := landlord.courier.division.why_none_is_empty) is not None:
+        if (reason := landlord.division.why_none_is_empty) is not None:
             raise NeverLent(reason)
         await models[0].parts.driver.loans.lend(asked, call)
 
     return {**_of_workers(models, machines), **_of_models(models, landlord, by_hand), "lend": Lasting(Lend, lend)}
 
 
-def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dict[str, Operation]:
+def _of_workers(models: Sequence[ServedModel], machines: Machines) -> dict[str, Operation]:
     async def migrate(asked: Migrate) -> MoveReport | AlreadyThere:
         driver = _of_worker(models, asked.worker).driver
         way = asked.via, asked.after_first_token
         return await driver.migrate(RequestId(asked.request), WorkerId(asked.worker), *way)
 
+    def workers_of(name: str) -> tuple[Drains, list[WorkerId]]:
+        """Return the workers of that machine, or the one of that name, and their model's drains."""
+        workers = machines.workers(name) or [WorkerId(name)]
+        return _of_worker(models, workers[0], machines.names).driver.drains, workers
+
     async def drain(asked: Drain) -> Drained:
-        if machines is not None and (workers := machines.workers(asked.worker)):
-            each = await models[0].parts.driver.drains.drain_all(workers, asked.wait, asked.deadline_s)
-            return Drained.of_all(asked.worker, each)
-        drains = _of_worker(models, asked.worker, machines).driver.drains
-        return await drains.drain(WorkerId(asked.worker), asked.wait, asked.deadline_s)
+        drains, workers = workers_of(asked.worker)
+        return Drained.of_all(asked.worker, await drains.drain_all(workers, asked.wait, asked.deadline_s))
 
     async def resume(asked: Resume) -> Resumed:
-        if machines is not None and (workers := machines.workers(asked.worker)):
-            drains = models[0].parts.driver.drains
-            resumed = [await drains.resume(worker) for worker in workers]
-            is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
-            return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
-        return await _of_worker(models, asked.worker, machines).driver.drains.resume(WorkerId(asked.worker))
+        drains, workers = workers_of(asked.worker)
+        resumed = [await drains.resume(worker) for worker in workers]
+        is_any = any(one.was_drained for one in resumed), any(one.started for one in resumed)
+        return Resumed(worker=asked.worker, was_drained=is_any[0], started=is_any[1])
 
     return {
         "migrate": Operation(Migrate, migrate),
@@ -112,7 +113,7 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines | None) -> dic
     }
 
 
-def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: ByHand | None) -> dict[str, Operation]:
+def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: ByHand) -> dict[str, Operation]:
     async def why(asked: AskStory) -> Story:
         for model in models[:-1]:
             with contextlib.suppress(UnknownRequest):
@@ -120,10 +121,7 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: 
         return models[-1].parts.stories.story(asked.request)
 
     async def load(asked: Load) -> ModelStatus:
-        if asked.path and by_hand is not None:
-            model = await by_hand.load(asked.path, asked.model)
-        else:
-            model = model_called(models, asked.model)
+        model = await by_hand.load(asked.path, asked.model) if asked.path else model_called(models, asked.model)
         if not landlord.tenants and model.serving is not None and not model.is_warm:
             raise ModelNotLoaded(f"{model.name} is the only model: its next request starts a worker", 1.0)
         await model.until_loaded()
@@ -133,7 +131,7 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: 
         model = model_called(models, asked.model)
         if not landlord.tenants:
             raise NotUnloaded("the only model cannot be unloaded: to free memory, stop the daemon or drain workers")
-        if by_hand is None or not await by_hand.unload(model, asked.now):
+        if not await by_hand.unload(model, asked.now):
             await landlord.unload(model, asked.now)
         return model.status()
 

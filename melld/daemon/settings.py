@@ -5,14 +5,13 @@ fails changes nothing.  Files are read in a thread.
 """
 
 import asyncio
-import ipaddress
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.api.connections.reach import address_of, is_loopback, refuse_open_listen, refuse_open_sockets
+from melld.api.connections.reach import address_of, refuse_open_listen, refuse_open_sockets
 from melld.api.keys import Keys, load_keys
 from melld.config import Config
 from melld.config_server import ServerConfig
@@ -20,6 +19,9 @@ from melld.control.messages import Reloaded
 from melld.daemon.preflight import bind
 from melld.daemon.systemd import KEYS_CREDENTIAL, Supervision
 from melld.errors import ConfigError
+
+if TYPE_CHECKING:
+    from melld.daemon.models import Models
 
 RELOADABLE = (
     "server.api_keys",
@@ -31,20 +33,6 @@ RELOADABLE = (
     "server.allowed_headers",
     "server.allow_credentials",
 )
-
-
-class ModelChanger(Protocol):
-    """The models of a daemon, added and removed as the configuration changes."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Return True if there has only been one model, which has all the devices."""
-
-    async def prepare(self, config: Config) -> dict[str, Any]:
-        """Prepare new models; raise `ConfigError` if one cannot be served."""
-
-    def carry_out(self, config: Config, prepared: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Serve the configured models; return the names of those added and removed."""
 
 
 class Settings:
@@ -92,7 +80,7 @@ class Settings:
         """Return the names that the configuration gives to keys."""
         return {client.name for client in self.config.server.clients}
 
-    async def reload(self, models: ModelChanger | None = None) -> Reloaded:
+    async def reload(self, models: "Models | None" = None) -> Reloaded:
         """Read everything again and apply what a running daemon can change; `models`: if models can come and go.
 
         Raises:
@@ -107,19 +95,19 @@ class Settings:
             if models.is_alone and not prepared:  # a model that stays alone follows no settings
                 return self._apply(new, keys)
             reloaded = self._apply(new, keys, (*RELOADABLE, "models"))
-            added, removed = models.carry_out(served, prepared)
+            changes = models.carry_out(served, prepared)
             self.config = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)
-            return msgspec.structs.replace(reloaded, models_added=tuple(added), models_removed=tuple(removed))
+            return msgspec.structs.replace(reloaded, models_added=changes.added, models_removed=changes.removed)
 
     def remarks(self) -> list[str]:
         """Return a warning for the operator if the configured address is not used."""
         server = self.config.server
         if not self.is_adopted or (server.host, server.port) == (ServerConfig().host, ServerConfig().port):
             return []
-        if any(_is_at(listener, server.host, server.port) for listener in self.listeners):
+        really = list(map(address_of, self.listeners))
+        if f"{server.host}:{server.port}" in really:
             return []
-        really = ", ".join(map(address_of, self.listeners))
-        return [f"[server] host and port are ignored: the service manager's socket unit listens on {really}"]
+        return [f"[server] host and port are ignored: the service manager's socket unit listens on {', '.join(really)}"]
 
     def _read_again(self) -> tuple[Config, Keys]:
         new = self._read()
@@ -172,18 +160,3 @@ def in_words(reloaded: Reloaded) -> str:
         found.append(f"API keys ({reloaded.keys_added} added, {reloaded.keys_removed} removed)")
     waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""
     return f"{', '.join(found) or 'no changes'}{waits}"
-
-
-def _is_at(listener: socket.socket, host: str, port: int) -> bool:
-    """Return True if it listens on `host` (a name other than localhost is not looked up) and `port` (0: any)."""
-    if listener.family not in (socket.AF_INET, socket.AF_INET6):
-        return False
-    its_host, its_port = listener.getsockname()[:2]
-    if port not in (0, its_port):
-        return False
-    if host == "localhost":
-        return is_loopback(its_host)
-    try:
-        return ipaddress.ip_address(host or "0.0.0.0") == ipaddress.ip_address(its_host)  # noqa: S104  compared alone
-    except ValueError:
-        return False

@@ -227,13 +227,13 @@ def first_guess(config: Config, model: ModelConfig, kind: str) -> int:
 
 
 def devices_declared(
-    config: Config, gpus: Sequence[Device], names: Sequence[str], block_bytes: Iterable[int], now_s: float
+    config: Config, gpus: Sequence[Device], names: Sequence[str], block_bytes: Iterable[int], lent: int, now_s: float
 ) -> list[e.DeviceDeclared]:
     """Return the devices' declarations for the Landlord, in order; `block_bytes`: of each model.
 
-    What is lent of a GPU's memory no weights displace.
+    `lent`: bytes of a GPU's memory that are lent: no weights displace them.
     """
-    granule, lent = granule_bytes_for(block_bytes), config.devices.lent_bytes
+    granule = granule_bytes_for(block_bytes)
     memories = device_memory_bytes(config, gpus)
     return [
         e.DeviceDeclared(now_s, DeviceName(name), lent or memory, granule)
@@ -242,13 +242,13 @@ def devices_declared(
 
 
 def model_declared(
-    config: Config, kind: str, key: ModelName, block_bytes: int, own_bytes: int, now_s: float
+    config: Config, kind: str, key: ModelName, block_bytes: int, own_bytes: int, lent: int, now_s: float
 ) -> e.ModelDeclared:
     """Return a model's declaration for the Landlord before anything is loaded.  `config`: of this model alone.
 
-    `own_bytes`: KV memory that its workers have beside the arena.
+    `own_bytes`: KV memory that its workers have beside the arena.  `lent`: what is lent of a GPU.
     """
-    model, idle, lent = config.model, config.idle, config.devices.lent_bytes
+    model, idle = config.model, config.idle
     held = first_guess(config, model, kind)
     weights = held - BESIDE_WEIGHTS_BYTES[kind]
     kept_s = (idle.sleep_after_s or 0.0) + idle.stop_after_s

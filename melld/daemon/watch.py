@@ -67,7 +67,7 @@ class Watch:
         condition: Condition,
         nvml: Nvml | None,
         landlord: LandlordShell,
-        machines: Machines | None = None,
+        machines: Machines,
     ) -> None:
         self._models = models
         self._landlord = landlord
@@ -88,9 +88,7 @@ class Watch:
 
     async def look(self) -> None:
         """Read them now."""
-        self._readings = await self._reader.read(list(self._local()))
-        if self._machines is not None:
-            self._readings |= self._machines.readings()
+        self._readings = await self._reader.read(list(self._local())) | self._machines.readings()
         self._follow_capacities()
         for model, place in self._places():
             if (read := self._readings.get(place.slot.worker)) is not None and place.slot.uuid is not None:
@@ -128,8 +126,8 @@ class Watch:
                 rule = CapacityRule(blocks.capacity_bytes, blocks.geometry.block_bytes)
                 self._capacities[worker] = read.pid, rule
             if (capacity_bytes := rule.seen(read.device)) is not None:
-                fleet.limit_capacity(worker, capacity_bytes)
-            if rule.gives_way and place.state is WorkerState.ASLEEP and fleet.supervisor.owner is None:
+                fleet.change(worker, capacity_bytes=capacity_bytes)
+            if rule.gives_way and place.state is WorkerState.ASLEEP and fleet.supervisor.owner.wants_all:
                 fleet.stop_worker(worker)  # what it holds is of use to nobody but the other program
 
     # -- readiness --------------------------------------------------------------------------------------------------
@@ -176,7 +174,7 @@ class Watch:
             models=self._models[0].names,
             served=tuple(model.status() for model in self._models),
             devices=self._landlord.devices(),
-            machines=self._machines.status() if self._machines is not None else (),
+            machines=self._machines.status(),
             state=self._condition.state,
             renewal=self._condition.renewal,
             uptime_s=round(now_s - self._identity.started_s, 3),

@@ -52,7 +52,7 @@ from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 from melld.landlord.events import NEVER
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.planner import Planner
 from melld.migrate.topology import segments_of
@@ -74,10 +74,9 @@ class DaemonParts(NamedTuple):
     shared: "CommonParts"
     landlord: LandlordShell
     letting: Letting
-    gpus: Sequence[Device] = ()
-    cluster: Cluster | None = None
-    machines: Machines | None = None
-    """Of the cluster."""
+    gpus: Sequence[Device]
+    machines: Machines
+    cluster: Cluster | None
 
 
 class CommonParts(NamedTuple):
@@ -110,7 +109,7 @@ def make_parts(
     config = fitted(config, gpus)
     alone = [config.alone(model) for model in config.served]
     slots = slots_by_model(config, gpus, os.environ)
-    environment = worker_environment(kind, os.environ, lends=bool(config.devices.lent_bytes))
+    environment = worker_environment(kind, os.environ)
     os.environ.update(environment)  # for the workers, and vLLM's processors here, before it is imported
     template = TemplateProcess(kind)
     cached_bytes = config.idle.cached_bytes if gpus else NEVER  # on a CPU what dozes keeps no weights
@@ -127,14 +126,13 @@ def make_parts(
         started_s=clock(),
         async_scheduling=async_scheduling_told(alone[0], kind),
     )
-    cluster, machines = None, None
+    cluster, machines = None, Machines(alone[0], os.environ, made[0].fleet)
     if config.cluster.address is not None:
-        machines = Machines(alone[0], os.environ, made[0].fleet)
         cluster = Cluster(config.cluster, kind, [config.model], environment, machines)
     watch = Watch(models, identity, condition, nvml if gpus else None, landlord, machines)
     metrics = Metrics(watch, models, landlord)
     letting = Letting(landlord, gpus)
-    return DaemonParts(template, models, watch, metrics, shared, landlord, letting, gpus, cluster, machines)
+    return DaemonParts(template, models, watch, metrics, shared, landlord, letting, gpus, machines, cluster)
 
 
 def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:

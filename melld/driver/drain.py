@@ -190,7 +190,7 @@ class Drains:
         if worker in self.cluster.workers and place.life.wished_by(Who.LANDLORD) is Intent.IN_SERVICE:
             self._tell(events.WorkerResumed(self._clock(), worker=worker))
         started = place.process is None
-        self.fleet.start_worker(worker)
+        self.fleet.supervisor.start_worker(worker)
         if drain is not None or started:
             log.info("%s is back in service", worker)
         return Resumed(worker=worker, was_drained=drain is not None, started=started)

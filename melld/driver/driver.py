@@ -181,7 +181,7 @@ class Driver:
 
     def _end(self, request: RequestId, error: MelldError) -> None:
         """End a request with an error, in the fleet and in the scheduler."""
-        self._fleet.end(request, error)
+        self._fleet.requests.end(request, error)
         self.handle(events.RequestFinished(self._clock(), request=request))
 
     async def migrate(
@@ -251,10 +251,10 @@ class Driver:
             case events.PlaceRequest():
                 self.queue.placed(command.request)
                 if command.request in self._fleet.live:
-                    self._fleet.place(command.request, command.worker, command.cause)
+                    self._fleet.requests.place(command.request, command.worker, command.cause)
             case events.SuspendRequest():
                 if command.request in self._fleet.live:
-                    self._fleet.suspend(command.request)
+                    self._fleet.requests.suspend(command.request)
                     self.suspensions += 1
             case events.QueueRequest():
                 self.queue.queued(command.request)
@@ -262,11 +262,11 @@ class Driver:
                 self.queue.send_away(command)
             case events.RefuseRequest():
                 too_large = RequestTooLarge(command.request, command.kv_bytes, command.capacity_bytes)
-                self._fleet.end(command.request, too_large)
+                self._fleet.requests.end(command.request, too_large)
             case events.ActivateWorker():
-                self._fleet.wake(command.worker)
+                self._fleet.supervisor.wake(command.worker)
             case events.RetireWorker():
-                self._fleet.sleep(command.worker)
+                self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
                 via, after_first_token = self._asked.get(command.request, (None, command.after_first_token))
                 command = msgspec.structs.replace(command, after_first_token=after_first_token)

@@ -220,7 +220,7 @@ class Executor:
     def _commit(self, move: Move, lease: int) -> None:
         """Change the owner in the fleet and in the scheduler, with nothing in between."""
         wish, via = move.migration.wish, str(move.migration.via)
-        self._fleet.hand_over(wish.request, wish.destination, lease, wish.cause)
+        self._fleet.requests.hand_over(wish.request, wish.destination, lease, wish.cause)
         ends = wish.request, wish.destination
         self._fleet.tell(events.MoveCommitted(self._clock(), *ends, via=via, cause=wish.cause))
 

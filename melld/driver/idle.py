@@ -38,10 +38,6 @@ class IdleWorkers:
         self._since_s: dict[tuple[WorkerId, bool], float] = {}
         """Since when a worker is at rest; whether it sleeps."""
 
-    def never_stop(self) -> None:
-        """Only put workers to sleep from now on: an owner stops them."""
-        self.settings = msgspec.structs.replace(self.settings, stop_after_s=math.inf)
-
     async def run(self) -> None:
         """Look every `LOOK_S`, until cancelled."""
         while True:
@@ -57,16 +53,21 @@ class IdleWorkers:
                 continue
             sleeps = place.state is WorkerState.ASLEEP
             since_s = self._since_s[worker, sleeps] = earlier.get((worker, sleeps), now_s)
-            if sleeps and now_s - since_s >= self.settings.stop_after_s:
+            if sleeps and now_s - since_s >= self._stop_after_s:
                 log.info("%s: not needed, stopping it; its last start took %.1f s", worker, place.wake_s)
                 self._fleet.stop_worker(worker)
             elif not sleeps and now_s - since_s >= self.settings.sleep_after_s:
                 log.info("%s: not needed, putting it to sleep", worker)
-                self._fleet.sleep(worker)
+                self._fleet.supervisor.sleep(worker)
 
     def outlook(self, worker: WorkerId) -> str:
         """Say when a sleeping worker's process will end; empty if it will not."""
         since_s = self._since_s.get((worker, True))
-        if since_s is None or math.isinf(self.settings.stop_after_s):
+        if since_s is None or math.isinf(self._stop_after_s):
             return ""
-        return f"its process exits in {max(since_s + self.settings.stop_after_s - self._clock(), 0.0):.0f} s"
+        return f"its process exits in {max(since_s + self._stop_after_s - self._clock(), 0.0):.0f} s"
+
+    @property
+    def _stop_after_s(self) -> float:
+        """Several models' processes are stopped by their owner alone."""
+        return self.settings.stop_after_s if self._fleet.supervisor.owner.wants_all else math.inf

@@ -167,7 +167,7 @@ class Loans:
         known, drain, taken = drains.cluster.workers.get(worker), drains.by_worker.get(worker), ""
         if drain is not None:
             taken = f"lent to {drain.loan.borrower}" if drain.loan is not None else "drained by an operator"
-        elif place.life.state is State.FAILED and drains.fleet.supervisor.owner is None and not held:
+        elif place.life.state is State.FAILED and drains.fleet.supervisor.owner.wants_all and not held:
             taken = f"not available: {place.detail}"
         return Lendable(
             worker=worker,

@@ -59,7 +59,7 @@ class RequestQueue:
         """Reject a waiting request, telling the client when to retry."""
         self._since_s.pop(command.request, None)
         self.sent_away[command.reason] += 1
-        self._fleet.end(command.request, self._error(command.reason))
+        self._fleet.requests.end(command.request, self._error(command.reason))
         self._tell(command.reason)
 
     @property

@@ -36,6 +36,12 @@ class Why(enum.StrEnum):
     OPERATOR = "operator"
 
 
+class OfInstance(Event, frozen=True, tag=True, gc=False):
+    """A fact about one instance."""
+
+    worker: WorkerId
+
+
 class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
     """A device with an arena.  `memory_bytes`: for weights and KV together, less what is reserved for anything else."""
 
@@ -67,10 +73,9 @@ class ModelDeclared(Event, frozen=True, tag=True, gc=False):
     stop_after_s: float = NEVER
 
 
-class InstanceDeclared(Event, frozen=True, tag=True, gc=False):
+class InstanceDeclared(OfInstance, frozen=True, tag=True, gc=False):
     """The model may be loaded on the device, as this worker."""
 
-    worker: WorkerId
     model: ModelName
     device: DeviceName
 
@@ -81,84 +86,65 @@ class ModelRemoved(Event, frozen=True, tag=True, gc=False):
     model: ModelName
 
 
-class ModelWanted(Event, frozen=True, tag=True, gc=False):
+class ModelWanted(OfInstance, frozen=True, tag=True, gc=False):
     """A call, a pin or an operator needs the model loaded as this instance."""
 
-    worker: WorkerId
 
-
-class WorkerActivated(Event, frozen=True, tag=True, gc=False):
+class WorkerActivated(OfInstance, frozen=True, tag=True, gc=False):
     """The model's scheduler has put this instance in service: placed requests are reported by `KvNeeded`."""
 
-    worker: WorkerId
 
-
-class UnloadAsked(Event, frozen=True, tag=True, gc=False):
+class UnloadAsked(OfInstance, frozen=True, tag=True, gc=False):
     """An operator asked to unload the instance once its requests have finished."""
 
-    worker: WorkerId
 
-
-class KvNeeded(Event, frozen=True, tag=True, gc=False):
+class KvNeeded(OfInstance, frozen=True, tag=True, gc=False):
     """The KV memory the model's scheduler now counts on the instance; sent after each decision and in each epoch.
 
     `ahead_bytes`: growth within one horizon.
     """
 
-    worker: WorkerId
     used_bytes: int
     ahead_bytes: int
     requests: int
 
 
-class KvReturned(Event, frozen=True, tag=True, gc=False):
+class KvReturned(OfInstance, frozen=True, tag=True, gc=False):
     """The answer to `TakeKv`: these granules are empty and zeroed.
 
-    Fewer than asked, none included, is an answer.
+    Fewer than asked, none included, is an answer, as after its deadline.  What is returned later still counts.
     """
 
-    worker: WorkerId
     granules: tuple[int, ...]
 
 
-class TakeTimedOut(Event, frozen=True, tag=True, gc=False):
-    """The instance has not answered `TakeKv` in time.  What it returns later still counts."""
-
-    worker: WorkerId
-
-
-class ModelLoaded(Event, frozen=True, tag=True, gc=False):
+class ModelLoaded(OfInstance, frozen=True, tag=True, gc=False):
     """The instance serves.  `resident_bytes`, `block_bytes`: measured; 0: as declared.
 
     One whose blocks are larger than an eighth of a granule has KV memory of its own, which counts as resident.
     """
 
-    worker: WorkerId
     resident_bytes: int = 0
     block_bytes: int = 0
 
 
-class LoadFailed(Event, frozen=True, tag=True, gc=False):
+class LoadFailed(OfInstance, frozen=True, tag=True, gc=False):
     """The instance failed to load, holds no memory, and is not retried for `retry_s`."""
 
-    worker: WorkerId
     retry_s: float
 
 
-class ModelDozed(Event, frozen=True, tag=True, gc=False):
+class ModelDozed(OfInstance, frozen=True, tag=True, gc=False):
     """The instance's process has released its weights; its granules are free and zero.
 
     `resident_bytes`: what it still holds on the device.
     """
 
-    worker: WorkerId
     resident_bytes: int = 0
 
 
-class ModelGone(Event, frozen=True, tag=True, gc=False):
+class ModelGone(OfInstance, frozen=True, tag=True, gc=False):
     """The instance's process exited, requested or not; its granules are free and zero, and no copy reads them."""
-
-    worker: WorkerId
 
 
 class ModelLoad(msgspec.Struct, frozen=True, gc=False):
@@ -210,7 +196,7 @@ class GrantKv(LandlordCommand, frozen=True, tag=True, gc=False):
 
 
 class TakeKv(LandlordCommand, frozen=True, tag=True, gc=False):
-    """Take this many granules, chosen by the instance.  Answered by `KvReturned` or `TakeTimedOut`."""
+    """Take this many granules, chosen by the instance.  Answered by `KvReturned`."""
 
     granules: int
     deadline_s: float
@@ -250,7 +236,6 @@ AnyLandlordEvent = (
     | UnloadAsked
     | KvNeeded
     | KvReturned
-    | TakeTimedOut
     | ModelLoaded
     | LoadFailed
     | ModelDozed

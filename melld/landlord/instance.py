@@ -1,11 +1,9 @@
-"""Records of models and their instances, and an instance's life cycle.
+"""Records of models and their instances.
 
-    STOPPED ─want─► CLEARING ─load─► LOADING ─loaded─► READY ─drain─► DRAINING
-     ▲    DOZING ─want─┘                │ fail           │ ◄──keep──┘  │ leave
-     │       ▲                          ▼                └─leave─►  LEAVING ─dozed─► DOZING ─leave─► LEAVING
-     └─gone──┴──◄─ from any state     FAILED ─recover─► STOPPED
+An instance's life is that of its worker (`engine.fleet.life`), as the Landlord's commands will make it and workers
+report it.  What the Landlord counts on is derived from that and from what it wants of the instance:
 
-CLEARING: memory for its weights is being taken.  DRAINING: it gets no new requests.  LEAVING: going to doze or ending.
+    wanted, without weights: CLEARING, as memory for them is being taken      ready, not wanted: DRAINING, until empty
 """
 
 import enum
@@ -13,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from melld.engine.fleet.life import Event, Intent, State, Who, WorkerLife
 from melld.errors import IllegalTransition
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord.estimate import ModelDemand
@@ -37,23 +36,16 @@ class InstanceState(enum.StrEnum):
 
 
 S = InstanceState
-TRANSITIONS: Mapping[tuple[InstanceState, str], InstanceState] = {
-    (S.STOPPED, "want"): S.CLEARING,
-    (S.DOZING, "want"): S.CLEARING,
-    (S.CLEARING, "load"): S.LOADING,
-    (S.LOADING, "loaded"): S.READY,
-    (S.STOPPED, "loaded"): S.READY,  # the caller has started it by itself
-    (S.DOZING, "loaded"): S.READY,
-    (S.LOADING, "fail"): S.FAILED,
-    (S.READY, "drain"): S.DRAINING,
-    (S.DRAINING, "keep"): S.READY,
-    (S.READY, "leave"): S.LEAVING,
-    (S.DRAINING, "leave"): S.LEAVING,
-    (S.DOZING, "leave"): S.LEAVING,
-    (S.LEAVING, "dozed"): S.DOZING,
-    (S.STOPPED, "dozed"): S.DOZING,  # it was loaded once, at the start
-    (S.FAILED, "recover"): S.STOPPED,
-    **{(state, "gone"): S.STOPPED for state in S},
+STATES: Mapping[tuple[State, Intent], InstanceState] = {
+    (State.STOPPED, Intent.OUT): S.STOPPED,
+    (State.STOPPED, Intent.IN_SERVICE): S.CLEARING,
+    (State.DOZING, Intent.OUT): S.DOZING,
+    (State.DOZING, Intent.IN_SERVICE): S.CLEARING,
+    (State.STARTING, Intent.IN_SERVICE): S.LOADING,
+    (State.READY, Intent.IN_SERVICE): S.READY,
+    (State.READY, Intent.DRAINING): S.DRAINING,
+    (State.STOPPING, Intent.OUT): S.LEAVING,
+    (State.FAILED, Intent.OUT): S.FAILED,
 }
 PRESENT = frozenset({S.CLEARING, S.LOADING, S.READY})
 """States of instances that serve or will: their floors are promised."""
@@ -150,21 +142,31 @@ class Instance:
         self.id = worker
         self.model = model
         self.house = house
-        self.state = S.STOPPED
+        self.gone(now_s)
         self.used_bytes = self.ahead_bytes = self.requests = self.taking = 0
         self.mean_bytes = self.took_s = 0.0
-        self.noted_s = self.since_s = self.idle_since_s = now_s
+        self.noted_s = self.idle_since_s = now_s
         self.stuck_until_s = self.retry_at_s = -math.inf
         self.offered: tuple[int, float] | None = None
         self.drained_for: Why | None = None
 
-    def become(self, event: str, now_s: float) -> None:
-        """Take the state that `event` leads to; raise `IllegalTransition` if the table has none."""
-        try:
-            self.state = TRANSITIONS[self.state, event]
-        except KeyError:
-            raise IllegalTransition("instance", self.id, self.state, event) from None
-        self.since_s = now_s
+    def become(self, intent: Intent, now_s: float, *events: Event) -> None:
+        """Take its life through these events, and note what is wanted of it from now on.
+
+        Raises:
+            IllegalTransition: that contradicts what is known of it.
+        """
+        self._life.wish(Who.LANDLORD, intent)
+        for event in events:
+            self._life.take(event)
+        if (after := STATES.get((self._life.state, intent))) is None:
+            raise IllegalTransition("instance", self.id, self._life.state, intent.name)
+        self.state, self.since_s = after, now_s
+
+    def gone(self, now_s: float) -> None:
+        """Note that it has no process."""
+        self._life = WorkerLife(self.id)
+        self.become(Intent.OUT, now_s)
 
     def note_use(self, used_bytes: int, ahead_bytes: int, requests: int, now_s: float) -> None:
         """Record what its scheduler counts now."""

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
+from melld.engine.fleet.life import Event, Intent
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
 from melld.landlord.granules import GRANULE_BLOCKS, GranuleLedger
-from melld.landlord.housing import Housing
 from melld.landlord.instance import ABSENT, PRESENT, UNLOADED, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 from melld.landlord.lending import Lender
-from melld.landlord.tenure import LandlordSettings, Tenure
+from melld.landlord.placement import LandlordSettings, Placement
 
 FEWER_EVERY_S = 10.0
 """Period of trying to empty a device."""
@@ -38,9 +38,8 @@ class Landlord:
         self.models: dict[ModelName, DeclaredModel] = {}
         self.houses: dict[DeviceName, House] = {}
         self.instances: dict[WorkerId, Instance] = {}
-        self.housing = Housing(self.houses, self.settings.itl_target_s)
         self.lender = Lender(self._tell)
-        self.tenure = Tenure(self.settings, self.housing, self.instances, self._tell)
+        self.placement = Placement(self.settings, self.houses, self.instances, self._tell)
         self._commands: list[AnyLandlordCommand] = []
         self._now_s = 0.0
         self._measured_s: float | None = None
@@ -57,7 +56,6 @@ class Landlord:
             events.UnloadAsked: self._unload_asked,
             events.KvNeeded: self._needed,
             events.KvReturned: self._returned,
-            events.TakeTimedOut: self._timed_out,
             events.ModelLoaded: self._loaded,
             events.LoadFailed: self._load_failed,
             events.ModelDozed: self._dozed,
@@ -115,7 +113,7 @@ class Landlord:
     # ---- what schedulers want
 
     def _wanted(self, event: events.ModelWanted) -> None:
-        self.tenure.want(self.instances[event.worker], self._now_s)
+        self.placement.want(self.instances[event.worker], self._now_s)
         self._settle_all()
 
     def _activated(self, event: events.WorkerActivated) -> None:
@@ -132,9 +130,9 @@ class Landlord:
     def _unload_asked(self, event: events.UnloadAsked) -> None:
         instance = self.instances[event.worker]
         if instance.state is S.READY:
-            self.tenure.drain(instance, Why.OPERATOR, self._now_s)
+            self.placement.drain(instance, Why.OPERATOR, self._now_s)
         elif instance.state is S.DOZING:
-            self.tenure.leave(instance, Why.OPERATOR, self._now_s)
+            self.placement.leave(instance, Why.OPERATOR, self._now_s)
         elif instance.drained_for is not None:
             instance.drained_for = Why.OPERATOR
         self._settle_all()
@@ -145,7 +143,7 @@ class Landlord:
         if event.requests and instance.state in ABSENT:
             self._wanted(events.ModelWanted(event.at_s, event.worker))
         elif not event.requests and instance.state is S.DRAINING:
-            self.tenure.leave(instance, instance.drained_for or Why.IDLE, self._now_s)
+            self.placement.leave(instance, instance.drained_for or Why.IDLE, self._now_s)
         self._settle(instance.house)
 
     # ---- what workers report
@@ -155,17 +153,11 @@ class Landlord:
         self.lender.returned(instance, event.granules, event.at_s)
         self._settle(instance.house)
 
-    def _timed_out(self, event: events.TakeTimedOut) -> None:
-        instance = self.instances[event.worker]
-        if instance.taking:
-            self.lender.returned(instance, (), event.at_s)
-            self._settle(instance.house)
-
     def _loaded(self, event: events.ModelLoaded) -> None:
         instance = self.instances[event.worker]
         was_let = instance.state is S.LOADING
         instance.took_s = event.at_s - instance.since_s if was_let else 0.0
-        instance.become("loaded", event.at_s)
+        instance.become(Intent.IN_SERVICE, event.at_s, Event.WAKE, Event.IS_READY)
         instance.idle_since_s = event.at_s
         model = instance.model
         model.resident_bytes = event.resident_bytes or model.resident_bytes
@@ -176,28 +168,31 @@ class Landlord:
             model.block_bytes = event.block_bytes or model.block_bytes
         instance.house.ledger.reside(instance.id, model.resident_bytes)
         if instance.house.promised < len(instance.house.present):
-            self.tenure.leave(instance, Why.TOO_LARGE, self._now_s)
+            self.placement.leave(instance, Why.TOO_LARGE, self._now_s)
         self._settle_all()
 
     def _load_failed(self, event: events.LoadFailed) -> None:
         instance = self.instances[event.worker]
-        instance.become("fail", event.at_s)
+        instance.become(Intent.OUT, event.at_s, Event.DIED)
         instance.retry_at_s = event.at_s + event.retry_s
         self._left(instance, 0)
 
     def _dozed(self, event: events.ModelDozed) -> None:
         instance = self.instances[event.worker]
-        instance.become("dozed", event.at_s)
+        if instance.state is S.STOPPED:  # it was loaded once, at the start
+            instance.become(Intent.IN_SERVICE, event.at_s, Event.WAKE, Event.IS_READY)
+            instance.become(Intent.OUT, event.at_s, Event.DOZE)
+        instance.become(Intent.OUT, event.at_s, Event.HAS_DOZED)
         if instance.id not in self._hurried:  # else its weights may not be gone
             instance.model.dozing_bytes = event.resident_bytes
         self._hurried.discard(instance.id)
         if instance.drained_for is Why.OPERATOR:  # asked for since
-            self.tenure.leave(instance, Why.OPERATOR, self._now_s)
+            self.placement.leave(instance, Why.OPERATOR, self._now_s)
         self._left(instance, event.resident_bytes)
 
     def _gone(self, event: events.ModelGone) -> None:
         instance = self.instances[event.worker]
-        instance.become("gone", event.at_s)
+        instance.gone(event.at_s)
         self._hurried.discard(instance.id)
         self._left(instance, 0)
 
@@ -222,11 +217,11 @@ class Landlord:
         for model in self.models.values():
             self._serve_waiting(model, event.loads.get(model.name))
         for instance in self.instances.values():
-            self.tenure.pass_time(instance, self._now_s)
+            self.placement.pass_time(instance, self._now_s)
         if event.at_s - self._looked_s >= FEWER_EVERY_S:
             self._looked_s = event.at_s
             is_short = any(model.waiting_since_s is not None for model in self.models.values())
-            self.tenure.use_fewer(self._now_s, is_short)
+            self.placement.use_fewer(self._now_s, is_short)
         if event.at_s - self._chosen_s >= CHOOSE_EVERY_S or any(model.first_bytes for model in self.models.values()):
             self._settle_all()
         else:
@@ -244,7 +239,7 @@ class Landlord:
         coming = any(one.state in PRESENT for one in model.instances)
         for one in model.instances if waiting else ():
             if one.state is S.DRAINING and one.drained_for is Why.FEWER:
-                self.tenure.keep(one, self._now_s)
+                self.placement.keep(one, self._now_s)
                 coming = True
         for one in model.instances if waiting and not coming else ():
             if one.state is S.LEAVING and one.drained_for is not Why.OPERATOR:
@@ -253,14 +248,14 @@ class Landlord:
         in_vain = waiting and self._now_s - (model.waiting_since_s or 0.0) >= self.settings.swap_after_s
         choice = None
         if not coming and (model.declared.pinned or in_vain):  # its scheduler may know of nowhere: workers are drained
-            choice = self.housing.choose(model, self._now_s)
+            choice = self.placement.choose(model, self._now_s)
         if choice is not None:
             model.choice = choice
-            self.tenure.want(choice.instance, self._now_s)
+            self.placement.want(choice.instance, self._now_s)
         elif in_vain and coming:
-            self.tenure.make_room(model, self._now_s)
+            self.placement.make_room(model, self._now_s)
         elif in_vain:
-            self.tenure.swap(model, self._now_s)
+            self.placement.swap(model, self._now_s)
 
     # ---- afterwards
 
@@ -268,7 +263,7 @@ class Landlord:
         """Recompute where each model would be loaded, then settle every device."""
         self._chosen_s = self._now_s
         for model in self.models.values():
-            model.choice = self.housing.choose(model, self._now_s)
+            model.choice = self.placement.choose(model, self._now_s)
         for house in self.houses.values():
             self._settle(house)
 
@@ -277,7 +272,7 @@ class Landlord:
         now_s = self._now_s
         self.lender.settle(house, now_s)
         if house.is_short(now_s):
-            self.tenure.end_a_dozing(house, now_s)
+            self.placement.end_a_dozing(house, now_s)
         claims = {one.id: one.claim(now_s) for one in house.instances}
         spare = house.promised - sum(claims.values())
         for instance in house.instances:

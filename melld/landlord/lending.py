@@ -8,6 +8,7 @@ twice.  What nobody needs stays where it is, because prefix caches are warm ther
 
 from collections.abc import Callable
 
+from melld.engine.fleet.life import Event, Intent
 from melld.landlord.events import AnyLandlordCommand, GrantKv, LoadModel, OfferCapacity, TakeKv, Why
 from melld.landlord.instance import House, Instance
 from melld.landlord.instance import InstanceState as S
@@ -38,7 +39,7 @@ class Lender:
         for one in house.present:
             reserved = house.ledger.resident(one.id) == one.model.resident_bytes
             if one.state is S.CLEARING and reserved and not house.ledger.debt:
-                one.become("load", now_s)
+                one.become(Intent.IN_SERVICE, now_s, Event.WAKE)
                 self._tell(LoadModel(one.id, Why.WANTED))
 
     def offer(self, instance: Instance, granules: int) -> None:

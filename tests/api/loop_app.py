@@ -49,6 +49,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.places = {0: None}
+        self.requests = self
         self.failures: asyncio.Queue[object] = asyncio.Queue()
         self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self.codec = EngineCodec()

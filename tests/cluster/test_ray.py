@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -127,12 +128,14 @@ async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemo
 
 
 async def test_a_device_returns_to_ray_and_comes_back(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
-    """Its seat ends, and another takes it."""
-    machine, seat = daemon[1].machines[OTHER], nodes.of_node(OTHER, "ray::Seat")
-    machine.return_seat(0)
+    """The seat of a worker that has ended ends, and another takes it for the next one."""
+    heard, made = daemon
+    seat, spec = nodes.of_node(OTHER, "ray::Seat"), msgspec.structs.replace(SPEC, seats=(0,))
+    made.machines[OTHER].spawn(spec, Answer(heard, "first"))
+    await heard.until("first answers")
     await until_gone(seat)
-    await machine.take_seat(0)
-    assert machine.devices[0].uuid == "", "a CPU device"
+    made.machines[OTHER].spawn(spec, Answer(heard, "second"))
+    await heard.until("second answers")
     assert nodes.of_node(OTHER, "ray::Seat") != seat
 
 

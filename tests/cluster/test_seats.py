@@ -1,40 +1,29 @@
 """Devices of stopped workers return to Ray, and are requested again, or others are, when a worker starts."""
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 
+from melld.cluster import agent as agents
 from melld.cluster import seats
-from melld.cluster.envelopes import (
-    Bytes,
-    Envelope,
-    Exited,
-    Facts,
-    Hello,
-    Kill,
-    ReturnSeat,
-    SeatTaken,
-    Spawn,
-    TakeSeat,
-)
+from melld.cluster.agent import Agent
+from melld.cluster.envelopes import Envelope, Exited, Kill, ReturnSeat, SeatAnswer, Spawn, TakeSeat
 from melld.cluster.link import Link
-from melld.cluster.machine import Machine
-from melld.cluster.seats import SeatedHost
+from melld.cluster.seats import Seats
+from melld.engine.host.ports import Ear
 from melld.engine.wire.frames import Buffer
 from melld.engine.wire.spec import WorkerSpec
 from melld.kvstore.device_reading import Device
 from tests.patience import PATIENCE_S
 
-SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cuda", visible_devices=("GPU-a", "GPU-b"))
-
-
-def gpu(uuid: str) -> Device:
-    return Device(index=0, uuid=uuid)
+SPEC = WorkerSpec(worker="w0", model_path="", device_kind="cuda", visible_devices=("GPU-a", "GPU-b"), seats=(0,))
 
 
 class Wire(Link):
-    """Keeps what an agent would hear, in place of a connection."""
+    """Keeps what the other side would hear, in place of a connection."""
 
     def __init__(self) -> None:
         super().__init__(Envelope, None, lambda _message, _payload: None, lambda _reason: None)
@@ -53,129 +42,162 @@ class Wire(Link):
         return self.heard.pop(0)
 
 
-class Ear:
-    """Notes the end."""
+class Child:
+    """A process of the machine; what it was told to do."""
 
-    def __init__(self) -> None:
-        self.ends: list[str] = []
-        self.over = asyncio.Event()
+    def __init__(self, spec: WorkerSpec, ear: Ear) -> None:
+        self.spec = spec
+        self.ear = ear
+        self.told: list[object] = []
 
-    def forked(self, pid: int) -> None: ...
+    def write(self, payload: Sequence[Buffer]) -> None:
+        self.told.append(payload)
 
-    def received(self, data: bytes) -> None: ...
+    def kill(self) -> None:
+        self.told.append("kill")
 
-    def printed(self, line: str) -> None: ...
 
-    def exited(self, reason: str, from_outside: bool) -> None:
-        self.ends.append(reason)
-        self.over.set()
+class Site:
+    """An agent whose first worker has run on seat 0, and which has returned that seat to Ray."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.agent = Agent(end)
+        self.daemon, self.actor = Wire(), Wire()
+        self.children: list[Child] = []
+        self.agent._daemon, self.agent._parent = self.daemon, self.actor
+        self.agent._template = object()  # type: ignore[assignment]
+        self.agent._seats = Seats("cuda", ["a"], self.actor.send)
+        self.count = 0
+
+    def spawn(self, spec: WorkerSpec, ear: Ear) -> Child:
+        self.children.append(Child(spec, ear))
+        return self.children[-1]
+
+    def ask(self) -> int:
+        """Ask for a worker, as the daemon does; return its number."""
+        self.count += 1
+        self.agent._received(Spawn(self.count, SPEC), [])
+        return self.count
+
+    def kill(self, number: int) -> None:
+        self.agent._received(Kill(number), [])
+
+    def answer(self, gpu: str, failure: str = "") -> None:
+        self.agent._parent_said(SeatAnswer(0, gpu, failure), [])
+
+    async def run_and_end(self) -> None:
+        """Run a worker to its end."""
+        number = self.ask()
+        self.children[-1].ear.exited("ended", False)
+        assert await self.daemon.next() == Exited(number, "ended", from_outside=False)
+
+
+def device(_kind: str, gpus: Sequence[str]) -> dict[int, Device]:
+    """Return a GPU of that name for each seat."""
+    return {seat: Device(index=0, uuid=f"GPU-{name}") for seat, name in enumerate(gpus)}
 
 
 @pytest.fixture
-def wire() -> Wire:
-    return Wire()
+def ends() -> Iterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours
 
 
 @pytest.fixture
-def host(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> SeatedHost:
-    """Return the host of a worker with one GPU that is returned at once after its end."""
+async def site(ends: socket.socket, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Return an agent whose only seat was returned after its worker's end."""
     monkeypatch.setattr(seats, "RETURN_S", 0.0)
-    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={0: gpu("GPU-a")})
-    return SeatedHost(Machine(hello, wire, lambda _machine, _why: None), [0])
+    monkeypatch.setattr(seats, "devices_by_seat", device)
+    made = Site(ends)
+    monkeypatch.setattr(agents, "LocalHost", lambda _template: made)
+    await made.run_and_end()
+    assert await made.actor.next() == ReturnSeat(0)
+    return made
 
 
-async def run_and_end(host: SeatedHost, wire: Wire) -> None:
-    """Run a worker until its device has been returned."""
-    ear = Ear()
-    host.spawn(SPEC, ear)
-    spawned = await wire.next()
-    assert isinstance(spawned, Spawn)
-    wire.received(Exited(spawned.number, "ended", from_outside=False), [])
-    assert ear.ends == ["ended"]
-    assert await wire.next() == ReturnSeat(0)
-
-
-async def test_a_worker_starts_on_the_device_that_ray_gives_now(host: SeatedHost, wire: Wire) -> None:
+async def test_a_worker_starts_on_the_device_that_ray_gives_now(site: Site) -> None:
     """Others may have taken its earlier one, which stays hidden from it."""
-    await run_and_end(host, wire)
-    child = host.spawn(SPEC, Ear())
-    child.write([b"too early"])
-    assert await wire.next() == TakeSeat(0)
-    wire.received(SeatTaken(0, gpu("GPU-c")), [])
-    spawned = await wire.next()
-    assert isinstance(spawned, Spawn)
-    assert spawned.spec.visible_devices == ("GPU-c", "GPU-b")
-    child.write([b"now"])
-    child.kill()
-    assert [await wire.next(), await wire.next()] == [Bytes(spawned.number), Kill(spawned.number)]
+    number = site.ask()
+    site.agent._relays[number].write([b"too early"])
+    assert await site.actor.next() == TakeSeat(0)
+    site.answer("c")
+    await turns(3)
+    assert site.children[-1].spec.visible_devices == ("GPU-c", "GPU-b")
+    site.agent._relays[number].write([b"now"])
+    site.kill(number)
+    assert site.children[-1].told == [[b"now"], "kill"]
 
 
-async def test_a_worker_without_a_device_ends_with_the_reason(host: SeatedHost, wire: Wire) -> None:
+async def test_a_worker_without_a_device_ends_with_the_reason(site: Site) -> None:
     """Nobody is to blame, and it is retried."""
-    await run_and_end(host, wire)
-    ear = Ear()
-    host.spawn(SPEC, ear)
-    assert await wire.next() == TakeSeat(0)
-    wire.received(SeatTaken(0, None, "none is free"), [])
-    await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
-    assert ear.ends == ["machine m1 did not get a device: none is free"]
+    number = site.ask()
+    assert await site.actor.next() == TakeSeat(0)
+    site.answer("", "none is free")
+    ended = Exited(number, "it did not get a device: none is free", from_outside=True)
+    assert await site.daemon.next() == ended
+    assert len(site.children) == 1
 
 
-async def test_a_device_that_nobody_wants_any_more_is_returned(host: SeatedHost, wire: Wire) -> None:
+async def test_a_device_that_nobody_wants_any_more_is_returned(site: Site) -> None:
     """The worker was killed while it waited; its end is reported at once, and once."""
-    await run_and_end(host, wire)
-    ear = Ear()
-    host.spawn(SPEC, ear).kill()
-    assert await wire.next() == TakeSeat(0)
-    await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
-    assert ear.ends == ["exited before it had a device"]
-    wire.received(SeatTaken(0, gpu("GPU-a")), [])
-    assert await wire.next() == ReturnSeat(0)
-    assert ear.ends == ["exited before it had a device"]
+    site.kill(number := site.ask())
+    assert await site.actor.next() == TakeSeat(0)
+    assert await site.daemon.next() == Exited(number, "exited before it had a device", from_outside=True)
+    site.answer("a")
+    assert await site.actor.next() == ReturnSeat(0)
+    await turns(5)
+    assert (len(site.children), site.daemon.heard) == (1, [])
 
 
-@pytest.mark.parametrize("turns", range(4))
-async def test_a_device_that_races_with_a_kill_keeps_no_worker(host: SeatedHost, wire: Wire, turns: int) -> None:
+@pytest.mark.parametrize("count", range(4))
+async def test_a_device_that_races_with_a_kill_keeps_no_worker(site: Site, count: int) -> None:
     """However far the loop has got: nobody else would end that worker."""
-    await run_and_end(host, wire)
-    ear = Ear()
-    child = host.spawn(SPEC, ear)
-    assert await wire.next() == TakeSeat(0)
-    wire.received(SeatTaken(0, gpu("GPU-a")), [])
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    child.kill()
-    heard = await wire.next()
-    assert heard == ReturnSeat(0) or isinstance(heard, Spawn)
-    if isinstance(heard, Spawn):
-        assert await wire.next() == Kill(heard.number)
+    number = site.ask()
+    assert await site.actor.next() == TakeSeat(0)
+    site.answer("a")
+    await turns(count)
+    site.kill(number)
+    await turns(5)
+    if len(site.children) > 1:
+        assert site.children[-1].told == ["kill"]
     else:
-        assert ear.ends == ["exited before it had a device"]
+        assert await site.actor.next() == ReturnSeat(0)
+        assert await site.daemon.next() == Exited(number, "exited before it had a device", from_outside=True)
 
 
-async def test_a_late_device_goes_to_the_worker_that_wants_it_now(host: SeatedHost, wire: Wire) -> None:
+async def test_a_late_device_goes_to_the_worker_that_wants_it_now(site: Site) -> None:
     """An operator drained and resumed the worker meanwhile: its device is given to nobody else."""
-    await run_and_end(host, wire)
-    ear = Ear()
-    host.spawn(SPEC, ear).kill()
-    await asyncio.wait_for(ear.over.wait(), PATIENCE_S)
-    host.spawn(SPEC, Ear())
-    assert await wire.next() == TakeSeat(0)
-    wire.received(SeatTaken(0, gpu("GPU-a")), [])
-    assert isinstance(await wire.next(), Spawn)
-    for _ in range(10):  # turns of the loop: a timer of no time would have been called
-        await asyncio.sleep(0)
-    assert wire.heard == []
+    site.kill(site.ask())
+    site.ask()
+    assert await site.actor.next() == TakeSeat(0)
+    site.answer("a")
+    await turns(10)  # a timer of no time would have been called
+    assert (len(site.children), site.actor.heard) == (2, [])
 
 
-async def test_a_worker_restarted_at_once_keeps_its_device(
-    host: SeatedHost, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_restarted_at_once_keeps_its_device(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A death costs no Ray call."""
     monkeypatch.setattr(seats, "RETURN_S", 60.0)
-    for _ in range(2):
-        host.spawn(SPEC, Ear())
-        spawned = await wire.next()
-        assert isinstance(spawned, Spawn)
-        wire.received(Exited(spawned.number, "ended", from_outside=False), [])
-    assert wire.heard == []
+    site.ask()
+    assert await site.actor.next() == TakeSeat(0)
+    site.answer("a")
+    await turns(3)
+    site.children[-1].ear.exited("ended", False)
+    await site.daemon.next()
+    await site.run_and_end()
+    assert site.actor.heard == []
+
+
+async def test_a_worker_without_seats_keeps_its_devices(site: Site) -> None:
+    """Unless the configuration says so, nothing is returned."""
+    site.agent._received(Spawn(9, msgspec.structs.replace(SPEC, seats=())), [])
+    site.children[-1].ear.exited("ended", False)
+    await turns(5)
+    assert (site.children[-1].spec.visible_devices, site.actor.heard) == (SPEC.visible_devices, [])
+
+
+async def turns(count: int) -> None:
+    """Let the loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)

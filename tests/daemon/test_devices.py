@@ -3,11 +3,12 @@
 import pytest
 
 from melld.config_text import parse_config
-from melld.daemon.devices import find_gpus, make_slots
+from melld.daemon.devices import find_gpus, make_slots, sized
 from melld.engine.wire.spec import StepLimit
 from melld.errors import ConfigError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
+from melld.landlord.division import Division
 
 FIRST, SECOND = Device(index=0, uuid="GPU-1"), Device(index=1, uuid="GPU-2")
 EACH = '[model]\npath = "m"\n[model.vllm]\nkv_cache_memory_bytes = 1000\n'
@@ -86,8 +87,9 @@ def test_workers_that_lend_gpu_memory_are_configured_for_it() -> None:
     text = f'[devices]\nlent_kv_bytes = "1GiB"\n{each.format("a")}{each.format("b")}[idle]\nhost_cache_bytes = "1GiB"\n'
     config = parse_config(text, "test")
     [slot] = make_slots(config.alone(config.served[0]), [FIRST], {}, 0, 2)
-    arguments = slot.spec.engine_arguments
-    assert slot.spec.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    spec = sized(slot.spec, Division(lent_bytes=config.devices.lent_bytes))
+    arguments = spec.engine_arguments
+    assert spec.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert arguments["kv_cache_memory_bytes"] == 1 << 30
     assert arguments["gpu_memory_utilization"] < 0.02
     assert "enable_sleep_mode" not in arguments

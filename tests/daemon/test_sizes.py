@@ -193,10 +193,11 @@ def test_the_landlord_of_lent_gpu_memory_ignores_weights(
     text = LENDING.format(gpus="0", lent=lent or "1GiB", model=demo_model) + "[idle]\nhost_cache_bytes = '4GiB'\n"
     config = parse_config(text if lent else text.replace('lent_kv_bytes = "1GiB"', ""), "melld.toml")
     gpu = Device(index=0, uuid="GPU-0", name="card", memory_bytes=8 * GIB)
-    [device] = sizes.devices_declared(config, [gpu], ["cuda:0"], [1 << 18], 0.0)
+    lends = config.devices.lent_bytes
+    [device] = sizes.devices_declared(config, [gpu], ["cuda:0"], [1 << 18], lends, 0.0)
     names = [ModelName(one.names[0]) for one in config.served]
     alone = zip(map(config.alone, config.served), names, strict=True)
-    models = [sizes.model_declared(one, "cuda", name, 1 << 18, GIB, 0.0) for one, name in alone]
+    models = [sizes.model_declared(one, "cuda", name, 1 << 18, GIB, lends, 0.0) for one, name in alone]
     memory, resident, dozes = expected
     assert device.memory_bytes == memory
     assert {one.resident_bytes for one in models} == (

@@ -52,7 +52,7 @@ def test_a_worker_that_dies_while_freeing_its_memory_is_freed_once() -> None:
             await town.rest()
             town.check()
         await town.finish()
-        assert town.shell.loads[A] == 2, "at the start, and since"
+        assert town.shell.tenants[A].loads == 2, "at the start, and since"
         await town.close()
 
     run_virtually(history)
@@ -118,7 +118,7 @@ def test_a_model_with_no_keep_alive_serves_its_first_call() -> None:
         while not town.daemons[last].finished:
             await answered(town)
             await asyncio.sleep(0.1)
-        assert town.shell.loads[last] == 1
+        assert town.shell.tenants[last].loads == 1
         await town.close()
 
     run_virtually(history)
@@ -211,10 +211,10 @@ def test_an_unload_does_not_load_the_model_on_another_device() -> None:
         await asyncio.sleep(1.0)
         await answered(town)
         assert unloading.done()
-        assert town.shell.loads[B] == 1, "at the start"
+        assert town.shell.tenants[B].loads == 1, "at the start"
         town.call(B, 1, 2)
         await town.finish()
-        assert town.shell.loads[B] > 1
+        assert town.shell.tenants[B].loads > 1
         await town.close()
 
     run_virtually(history)
@@ -236,7 +236,7 @@ def test_an_operator_s_resume_does_not_undo_the_landlord_s_emptying() -> None:
         assert [one.worker for one in b.fleet.live.values()] == [b0, None]
         await town.finish()
         assert unloading.done()
-        assert town.shell.loads[B] == 2, "at the start, and for what came meanwhile"
+        assert town.shell.tenants[B].loads == 2, "at the start, and for what came meanwhile"
         await town.close()
 
     run_virtually(history)
@@ -261,7 +261,7 @@ def test_a_lone_model_shares_its_device_when_another_comes(is_down: bool) -> Non
         town.call(B, 3, 5)
         await town.finish()
         assert (len(a.finished), len(b.finished)) == (1, 1)
-        assert town.shell.loads[A] == is_down
+        assert town.shell.tenants[A].loads == is_down
         town.check()
         await town.close()
         await a.close()

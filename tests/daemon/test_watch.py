@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,9 +18,9 @@ from melld.daemon.history import History
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
+from melld.daemon.models import Models
 from melld.daemon.obstacles import look_for_obstacle
 from melld.daemon.operations import operations_of
-from melld.daemon.town.front_ends import FrontEnds
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition, Identity, Watch
 from melld.daemon.why import Explainer
@@ -37,8 +38,19 @@ from melld.kvstore.device_reading import DeviceReading, DeviceState
 from melld.kvstore.worker_readings import WorkerReading
 from melld.landlord.division import Division
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
+from melld.tasks import Tasks
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
+
+
+class Hand:
+    """Serves no model that the configuration does not name."""
+
+    async def load(self, path: str, name: str) -> ServedModel:
+        raise AssertionError(path, name)
+
+    async def unload(self, _model: ServedModel, _now: bool) -> bool:
+        return False
 
 
 class Watched:
@@ -213,7 +225,7 @@ async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
     hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
-    operations = operations_of([watched.model], watched.landlord, watched.machines)
+    operations = operations_of([watched.model], watched.landlord, watched.machines, Hand())
     for asked in (Drain(worker="10.0.0.3"), Resume(worker="10.0.0.3")):
         with pytest.raises(UnknownWorker, match=r"available: w0, w1, w2, 10\.0\.0\.2$"):
             await operations[type(asked).__name__.lower()].act(asked)
@@ -221,22 +233,25 @@ async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
 
 async def test_devices_that_the_daemon_shares_are_not_lent() -> None:
     """A borrower is told in one line who does hand them out."""
-    watched = Watched()
+    watched, clustered = Watched(), Watched()
+    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={})
+    machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), clustered.machines.machine_lost)
+    clustered.machines.machine_joined(machine)
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
-    several.courier.division = Division(lent_bytes=1000)
+    several.division = Division(lent_bytes=1000)
     asked = Lend(command="train", pid=7, user="ann")
     for parts, why in (
-        ((watched.landlord, watched.machines), "Ray allocates"),
-        ((several, None), "lend each other GPU memory"),
+        ((watched.landlord, clustered.machines), "Ray allocates"),
+        ((several, watched.machines), "lend each other GPU memory"),
     ):
         with pytest.raises(NeverLent, match=why):
-            await operations_of([watched.model], *parts)["lend"].act(asked, None)
+            await operations_of([watched.model], *parts, Hand())["lend"].act(asked, None)
 
 
 async def test_load_does_not_wait_for_a_lone_model_without_a_process() -> None:
     """`melld load` says at once that only a request wakes its workers, instead of after five minutes."""
     watched = Watched()
-    load = operations_of([watched.model], watched.landlord)["load"].act
+    load = operations_of([watched.model], watched.landlord, watched.machines, Hand())["load"].act
     watched.model.serving = object()
     assert (await load(Load(model="demo"))).state is ModelState.LOADED
     for place in watched.places:
@@ -272,7 +287,7 @@ async def test_a_remote_worker_yields_to_other_users_of_its_gpu() -> None:
     assert await read(7, 1000) == capacity_bytes
 
 
-async def test_callers_hear_when_a_loaded_model_s_front_end_fails() -> None:
+async def test_callers_hear_when_a_loaded_model_s_front_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait until their deadline; the next call tries again."""
     model, made = Watched().model, []
 
@@ -280,12 +295,12 @@ async def test_callers_hear_when_a_loaded_model_s_front_end_fails() -> None:
         made.append(model.name)
         raise OSError("no tokenizer")
 
-    front_ends = FrontEnds(asyncio.get_running_loop().create_task)
-    front_ends.open_model = fail
+    models = Models(SimpleNamespace(models=[model]), Condition(), Tasks())  # type: ignore[arg-type]
+    monkeypatch.setattr(models, "open", fail)
     for _ in range(2):
         waiting = asyncio.ensure_future(model.until_loaded())
         await asyncio.sleep(0)
-        front_ends.open(model)
+        models.loaded(model)
         with pytest.raises(ModelNotLoaded, match="its front end could not be created: no tokenizer"):
             await waiting
     assert made == ["demo", "demo"]

@@ -27,7 +27,7 @@ from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
 from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, end_all
 from tests.engine.fleet.virtual_worker import BLOCK_BYTES, VirtualChild, VirtualHost, VirtualWorker
@@ -194,8 +194,7 @@ class Town:
         first = self.daemons[self.names[0]]
         await first.start()
         self.take_over()
-        first.idle.never_stop()
-        first.fleet.let_to(self.shell)
+        first.fleet.supervisor.let_to(self.shell)
         for worker, ready in first.fleet.ready.items():
             self.shell.worker_ready(worker, ready)
         return await self._serve(self.names[1:])
@@ -212,7 +211,13 @@ class Town:
             model.serving = SimpleNamespace()
             model.loaded()
 
-        self.shell.serve(open_model)
+        def loaded(model: ServedModel) -> None:
+            if model.is_warm and model.serving is None:
+                self.spawn(open_model(model))
+            elif model.is_warm:
+                model.loaded()
+
+        self.shell.serve(loaded)
         self.spawn(self.shell.run())
         for daemon in [self.daemons[name] for name in names]:
             for work in (daemon.fleet.supervisor.watch(), daemon.driver.run(), daemon.idle.run()):

@@ -34,7 +34,7 @@ async def daemon() -> OfflineDaemon:
 
 
 def failed(daemon: OfflineDaemon) -> dict[RequestId, MelldError]:
-    failures = daemon.fleet.failures
+    failures = daemon.fleet.requests.failures
     return dict(failures.get_nowait() for _ in range(failures.qsize()))
 
 
@@ -98,7 +98,7 @@ async def test_events_are_numbered_and_name_their_cause() -> None:
     daemon.driver.handle(events.MoveAsked(0.0, request=request, destination=W2))
     daemon.epoch()
     daemon.refuse(request)
-    daemon.fleet.abort(["r0"])
+    daemon.fleet.requests.abort(["r0"])
     (arrived, placed), (asked, moves), (_epoch, _), (aborted, _), (finished, _) = told
     assert [event.id - arrived.id for event, _ in told] == [0, 1, 2, 3, 4]
     assert {command.cause for command in placed} == {arrived.id}
@@ -132,7 +132,7 @@ async def test_a_failing_listener_harms_nobody_else() -> None:
 
     daemon = OfflineDaemon(taps=[break_down, lambda event, *_: heard.append(type(event))])
     daemon.admit("r0", 4)
-    daemon.fleet.abort(["r0"])
+    daemon.fleet.requests.abort(["r0"])
     assert heard[-2:] == [events.RequestArrived, events.RequestFinished]
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 from melld.control.status import WorkerState
 from melld.driver.idle import LOOK_S
+from melld.engine.fleet.owner import Owner
 from tests.engine.fleet.virtual_daemon import REST, VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
 from tests.serve.offline_daemon import W0
@@ -38,7 +39,7 @@ def test_a_worker_that_an_owner_stops_only_sleeps() -> None:
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=1).start()
-        daemon.idle.never_stop()
+        daemon.fleet.supervisor.let_to(Owner())
         await asyncio.sleep(REST.sleep_after_s + 10 * REST.stop_after_s)
         assert daemon.fleet.places[W0].state is WorkerState.ASLEEP
         assert daemon.idle.outlook(W0) == ""

@@ -129,7 +129,7 @@ async def test_a_finished_request_cancels_its_waiting_move(daemon: OfflineDaemon
     first, second = await two_on_w0(daemon)
     tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
     await asyncio.sleep(0)
-    daemon.fleet.abort([second])
+    daemon.fleet.requests.abort([second])
     with pytest.raises(MoveCancelled, match="the request has finished"):
         await tasks[1]
     assert daemon.causes() == {}

@@ -59,10 +59,10 @@ class World:
 
     def failed(self) -> dict[RequestId, MelldError]:
         """Return the requests that have failed since the last call."""
-        return dict(self.fleet.failures.get_nowait() for _ in range(self.fleet.failures.qsize()))
+        return dict(self.fleet.requests.failures.get_nowait() for _ in range(self.fleet.requests.failures.qsize()))
 
     def admit(self, name: str, prompt: tuple[int, ...] = FULL, client: str = "") -> None:
-        self.fleet.admit(Asked(request_id=name, prompt_token_ids=prompt), client)
+        self.fleet.requests.admit(Asked(request_id=name, prompt_token_ids=prompt), client)
 
     def epoch(self, at_s: float) -> None:
         self.now_s = at_s
@@ -115,7 +115,7 @@ def test_a_greedy_client_s_request_is_shed_and_told(world: World) -> None:
         world.admit(name, client="key0")
     world.admit("another's", client="key1")
     assert {name: type(error) for name, error in world.failed().items()} == {"waits too": QueueFull}
-    world.fleet.abort(["runs"])
+    world.fleet.requests.abort(["runs"])
     assert world.fleet.live[RequestId("another's")].worker == SLOT.worker, "served before the one who had its turn"
 
 
@@ -137,5 +137,5 @@ def test_retry_after_reflects_the_queue(world: World) -> None:
     world.admit("runs")
     world.admit("waits", FULL[:40])
     world.now_s = 4.0
-    world.fleet.abort(["runs"])
+    world.fleet.requests.abort(["runs"])
     assert world.driver.queue.retry_after_s == pytest.approx(4.0)

@@ -9,6 +9,7 @@ from melld.landlord import events as e
 from melld.landlord.estimate import ModelDemand, served_per_s, token_s
 from melld.landlord.granules import GRANULE_UNIT_BYTES, granule_bytes_for
 from melld.landlord.landlord import Landlord
+from melld.landlord.placement import LandlordSettings
 from tests.landlord.estate import MIB, Town, declare, estate, of
 
 BUSY = e.ModelLoad(arrivals=40, ended=40, output_tokens=40 * 300, held_bytes=40 * MIB, prompts=40, prefill_s=0.4)
@@ -56,8 +57,8 @@ def test_a_model_prefers_a_device_that_is_awake() -> None:
 
 def test_a_device_with_slow_steps_takes_no_more_models() -> None:
     """Packing by bytes alone would ruin everybody's latency."""
-    town = Town(estate("chat", "code", devices=2, resident_bytes=10 * MIB))
-    town.landlord.housing._itl_target_s = 0.03
+    settings = LandlordSettings(itl_target_s=0.03)
+    town = Town(estate("chat", "code", devices=2, settings=settings, resident_bytes=10 * MIB))
     town.pass_time(0.0)
     town.want("chat@d0")
     town.need("chat@d0", 5, 0.5)

@@ -131,7 +131,7 @@ def test_unneeded_granules_are_offered_unless_they_cannot_be_returned() -> None:
     assert town.offers[CODE] == LEFT_OF_TWO - 1
     town.answers_takes = False
     town.need(CODE, 5, 3.0)
-    town.tell(e.TakeTimedOut(5.0, CHAT))
+    town.tell(e.KvReturned(5.0, CHAT, ()))
     assert town.offers[CODE] <= 5
 
 
@@ -167,7 +167,7 @@ def test_a_model_is_loaded_where_its_first_request_fits_too(first_granules: int,
     town.want(CHAT)
     model = town.landlord.instances[CODE].model
     model.first_bytes = first_granules * MIB
-    choice = town.landlord.housing.choose(model, 30.0)
+    choice = town.landlord.placement.choose(model, 30.0)
     assert (None if choice is None else [one.id for one in choice.victims]) == (
         None if leaves is None else [CHAT] * leaves
     )

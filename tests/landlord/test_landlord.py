@@ -64,7 +64,7 @@ def test_a_take_that_times_out_loses_no_granules() -> None:
     town.need("chat@d0", 0)
     town.need("code@d0", 0)
     assert of(e.TakeKv, town.need("tiny@d0", 10)) == ["chat@d0"]
-    commands = town.tell(e.TakeTimedOut(2.0, WorkerId("chat@d0")))
+    commands = town.tell(e.KvReturned(2.0, WorkerId("chat@d0"), ()))
     assert of(e.TakeKv, commands) == ["code@d0"]
     town.give_back("code@d0", 9)
     town.give_back("chat@d0", 5)
@@ -282,10 +282,13 @@ def test_a_worker_with_private_kv_memory_may_have_any_block_size() -> None:
 
 
 def test_an_impossible_report_is_refused() -> None:
-    """A worker that was never started cannot fail to load; nothing has changed."""
+    """A worker that serves cannot have been loaded once more, nor doze unasked; nothing has changed."""
     landlord = estate("chat", "code")
-    with pytest.raises(IllegalTransition, match="chat@d0"):
-        landlord.handle(e.LoadFailed(0.0, WorkerId("chat@d0"), 1.0))
+    landlord.handle(e.ModelLoaded(0.0, WorkerId("chat@d0")))
+    for report in (e.ModelLoaded(0.0, WorkerId("chat@d0")), e.ModelDozed(0.0, WorkerId("chat@d0"))):
+        with pytest.raises(IllegalTransition, match="chat@d0"):
+            landlord.handle(report)
+        assert landlord.instances[WorkerId("chat@d0")].state == "ready"
     check_landlord(landlord)
 
 

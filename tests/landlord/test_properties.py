@@ -166,7 +166,7 @@ class LandlordMachine(RuleBasedStateMachine):
     def time_out(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([name for name, one in self.books.items() if one.asked]))
         self.books[name].asked = 0
-        self.tell(e.TakeTimedOut(self.now_s, WorkerId(name)))
+        self.tell(e.KvReturned(self.now_s, WorkerId(name), ()))
 
     @rule(name=st.sampled_from(WORKERS), data=st.data())
     def return_late(self, name: str, data: st.DataObject) -> None:

@@ -90,7 +90,7 @@ class OfflineDaemon:
     def admit(self, name: str, blocks: int) -> RequestId:
         """Add a request that has come this far on the worker that it was given to."""
         tokens = blocks * BLOCK_TOKENS - 1
-        self.fleet.admit(SimpleNamespace(
+        self.fleet.requests.admit(SimpleNamespace(
             request_id=name, prompt_token_ids=[1] * tokens, prompt_embeds=None, pooling_params=None, priority=0,
             cache_salt=None,
         ))  # fmt: skip

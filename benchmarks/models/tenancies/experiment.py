@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from melld.ids import ModelName
 from melld.landlord.landlord import Landlord
-from melld.landlord.tenure import LandlordSettings
+from melld.landlord.placement import LandlordSettings
 
 from .baselines import Split, Swap
 from .measures import ModelsReport

@@ -125,7 +125,7 @@ class Succession:
         """Say why devices cannot be given one by one; None if they can."""
         if self._config.cluster.address is not None:
             return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
-        return self.landlord.courier.division.why_none_is_empty
+        return self.landlord.division.why_none_is_empty
 
     async def prepared(self) -> None:
         """Have a device of the daemon before this one: all that can fail without one has been tried."""

@@ -9,7 +9,6 @@ Has tenants only where several models share devices.  Decides nothing: `melld.la
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -18,18 +17,16 @@ import msgspec
 
 from melld.control.status import DeviceStatus
 from melld.daemon.model import NotUnloaded, ServedModel, Unloaded
-from melld.daemon.town.departures import Departures
-from melld.daemon.town.front_ends import FrontEnds
-from melld.daemon.town.granule_courier import GranuleCourier
-from melld.daemon.town.tenant import KEPT_OUT_S, Tenant
+from melld.daemon.town.tenant import KEPT_OUT_S, Tenant, device_status
 from melld.engine.fleet.arena import AnyArena
-from melld.engine.fleet.first_loads import FirstLoads, NothingFits, WorkerStartFailed
 from melld.engine.fleet.life import State
+from melld.engine.fleet.owner import NothingFits, Offers, Owner, WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
 from melld.ids import NO_EVENT, DeviceName, EventId, ModelName, WorkerId
 from melld.landlord import events as e
+from melld.landlord.division import Division
 from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
 from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
@@ -39,16 +36,17 @@ log = logging.getLogger("melld.landlord")
 TICK_S = 0.25
 
 
-class LandlordShell:
+class LandlordShell(Owner):
     """The Landlord of one daemon, and the workers of its models, which it owns."""
 
     def __init__(self, landlord: Landlord, clock: Callable[[], float]) -> None:
+        super().__init__()
         self.landlord = landlord
-        self.courier = GranuleCourier(clock, self.hear)
-        self.first = FirstLoads()
+        self.arenas: dict[DeviceName, AnyArena] = {}
+        self.division = Division()
+        self._on_loaded: Callable[[ServedModel], None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
         self.tenants: dict[ModelName, Tenant] = {}
-        self.loads: Counter[ModelName] = Counter()
         self._clock = clock
         self._heard_s, self._told = 0.0, NO_EVENT
         self._by_worker: dict[WorkerId, Tenant] = {}
@@ -57,16 +55,12 @@ class LandlordShell:
         self._is_telling = False
         self._leaving: dict[WorkerId, asyncio.Future[None]] = {}
         self._scrubbed: set[WorkerId] = set()
-        self._front_ends = FrontEnds(self._do)
-        self.departures = Departures(landlord.instances, clock, self.hear, self._forget)
-
-    # -- start -------------------------------------------------------------------------------------------------------
 
     def take_over(
         self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
         """Take ownership of these models' workers; `declared` lists what exists."""
-        self.courier.arenas = {**self.courier.arenas, **arenas}
+        self.arenas |= arenas
         for tenant in tenants:
             self.tenants[tenant.key] = tenant
             self._by_worker |= dict.fromkeys(tenant.fleet.places, tenant)
@@ -90,10 +84,10 @@ class LandlordShell:
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where models could be loaded
         for tenant in sorted(self.tenants.values(), key=lambda one: not one.model.parts.config.model.pinned):
             self.want(tenant.model)
-        if not self.first.begun:
+        if not self.begun:
             raise NothingFits
         try:
-            await self.first.wait(on_ready)
+            await self.wait(on_ready)
         except WorkerStartFailed as failed:
             raise self._by_worker[WorkerId(failed.worker)].model.named(failed) from failed
 
@@ -103,7 +97,11 @@ class LandlordShell:
             await asyncio.sleep(TICK_S)
             for tenant in list(self.tenants.values()):
                 self._tell_needs(tenant)
-                self.departures.look(tenant)
+                for event in tenant.departure(self.landlord.instances, self._clock()):
+                    self.hear(event)
+                if tenant.key not in self.landlord.models:
+                    self._forget(tenant)
+                    continue
                 if tenant.model.waiting and not tenant.model.is_warm:
                     self.want(tenant.model)
                 tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
@@ -150,7 +148,7 @@ class LandlordShell:
         """Load a model that no worker has, if there is room; otherwise count its waiting calls."""
         if (tenant := self.tenants.get(model.key)) is None:
             return  # it is alone
-        self._front_ends.open(model)
+        self._on_loaded(model)
         for _ in (workers := tenant.fleet.places):  # where an operator keeps a worker out, another is offered
             room = [one for one in map(self._last_offers.get, workers) if one and one.capacity_bytes]
             if room and not any(self.landlord.instances[worker].state in ON_DEVICE for worker in workers):
@@ -159,29 +157,29 @@ class LandlordShell:
     # -- what happens to workers: the supervisor's and the fleet's owner ---------------------------------------------
 
     def wanted(self, worker: WorkerId) -> None:
-        """See `WorkerOwner`."""
+        """See `Owner`."""
         if worker in self._last_offers:  # its scheduler was not told of it while an operator kept it out of service
             self._offers[worker] = self._last_offers[worker]
         self.hear(e.WorkerActivated(self._clock(), worker))
 
-    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """See `WorkerOwner`."""
+    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady, _: Offers | None = None) -> None:
+        """See `Owner`."""
         tenant, instance = self._by_worker[worker], self.landlord.instances[worker]
         tenant.model.failure = ""
         self.hear(e.ModelLoaded(self._clock(), worker, tenant.measured(ready), ready.geometry.block_bytes))
         tenant.note_ready(ready, instance.most_bytes)
         self._offers |= {name: self._last_offers[name] for name in tenant.fleet.places if name in self._last_offers}
         self.tell_offers()
-        self._front_ends.open(tenant.model)
+        self._on_loaded(tenant.model)
 
-    def serve(self, open_model: Callable[[ServedModel], Coroutine[Any, Any, None]]) -> None:
-        """Have `open_model` make the front end of each model that is loaded for the first time from now on."""
-        self._front_ends.open_model = open_model
+    def serve(self, on_loaded: Callable[[ServedModel], None]) -> None:
+        """Call `on_loaded` for each model that a worker has loaded, or that is called, from now on."""
+        self._on_loaded = on_loaded
         for tenant in self.tenants.values():
-            self._front_ends.open(tenant.model)
+            on_loaded(tenant.model)
 
     def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
-        """See `WorkerOwner`."""
+        """See `Owner`."""
         if self.landlord.instances[worker].state is not InstanceState.LOADING:
             return  # `worker_gone` follows, or came before
         if ended.expected:
@@ -194,19 +192,20 @@ class LandlordShell:
             tenant.model.failed(str(failure), place.life.back_off_s)
 
     def worker_gone(self, worker: WorkerId) -> None:
-        """See `WorkerOwner`: its KV memory can be freed."""
+        """See `Owner`: its KV memory can be freed."""
         is_loading = self.landlord.instances[worker].state is InstanceState.LOADING  # and has no granules
         if not is_loading and worker not in self._scrubbed:  # else it has died as it began to doze
             self._scrubbed.add(worker)
             self._do(self._scrub(worker))
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """See `WorkerOwner`."""
-        self.courier.returned(self._by_worker[worker], worker, returned)
+        """See `Owner`."""
+        self._by_worker[worker].returned(worker, returned)
+        self.hear(e.KvReturned(self._clock(), worker, returned.granules))
 
     async def _scrub(self, worker: WorkerId) -> None:
-        place = self._by_worker[worker].fleet.places[worker]
-        await self.courier.scrub(worker, self.landlord.instances[worker].house.name)
+        place = (tenant := self._by_worker[worker]).fleet.places[worker]
+        await tenant.scrub(worker, self.arenas.get(self.landlord.instances[worker].house.name))
         self._scrubbed.discard(worker)
         if place.life.state is State.DOZING:
             self.hear(e.ModelDozed(self._clock(), worker, place.dozing_bytes))
@@ -237,34 +236,34 @@ class LandlordShell:
                 if last is None or last.cause <= command.cause:  # else a command before it has led to a newer one
                     self._offers[worker] = self._last_offers[worker] = command
             case e.GrantKv():
-                self.courier.grant(tenant, command)
+                tenant.grant(command)
             case e.TakeKv():
-                self._do(self.courier.take(tenant, command))
+                tenant.take(command)
             case e.LoadModel():
                 self._load(tenant, worker)
             case e.UnloadModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: unloading %s (%s)", worker, tenant.name, command.why)
                 if command.why is e.Why.TOO_LARGE and (one := self.landlord.instances[worker]):
-                    self.first.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
+                    self.ended(worker, WorkerStartFailed(worker, one.house.name, one.why_too_large))
                     tenant.refuse_what_never_fits(self.landlord.models[tenant.key])
                 tenant.fleet.stop_worker(worker)  # one that has died is on its way to `worker_gone` already
             case e.DozeModel():
                 tenant.fleet.places[worker].unloaded_because = command.why
                 log.info("%s: %s is dozing (%s)", worker, tenant.name, command.why)
-                tenant.fleet.doze(worker)
+                tenant.fleet.supervisor.doze(worker)
             case e.StopDozing():
                 tenant.fleet.supervisor.stop_dozing(worker)
             case e.DrainInstance() | e.ReopenInstance():
                 tenant.drain(worker, self._clock(), is_reopened=isinstance(command, e.ReopenInstance))
 
     def _load(self, tenant: Tenant, worker: WorkerId) -> None:
-        self.loads[tenant.name] += 1
+        tenant.loads += 1
         dozes = tenant.fleet.places[worker].life.state is State.DOZING
         log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
         if not tenant.fleet.supervisor.load(worker):
             why = tenant.fleet.places[worker].life.obstacle or "an operator took it out of service"
-            self.first.ended(worker, WorkerStartFailed(worker, "its device", why))
+            self.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
     def load_if_room(self, model: ServedModel) -> None:
@@ -292,9 +291,10 @@ class LandlordShell:
         for worker in there:
             self.hear(e.UnloadAsked(self._clock(), worker))
         for request in list(tenant.fleet.live) if now else ():
-            tenant.fleet.end(request, Unloaded(model.name))
+            tenant.fleet.requests.end(request, Unloaded(model.name))
         await asyncio.gather(*gone)
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Return how each device's memory is divided."""
-        return tuple(self.courier.status_of(house, self._by_worker) for house in self.landlord.houses.values())
+        houses = self.landlord.houses.values()
+        return tuple(device_status(house, self._by_worker, self.arenas.get(house.name)) for house in houses)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from melld.config import Config, DevicesConfig
+from melld.config import Config
 from melld.daemon.devices import kind_of, make_slots, sized
 from melld.daemon.model import ServedModel
 from melld.daemon.sizes import block_bytes_of, device_memory_bytes, devices_declared, first_guess, model_declared
@@ -45,18 +45,18 @@ class Letting:
         Raises:
             ConfigError: a GPU does not have the memory to lend.
         """
-        courier = self._landlord.courier
-        courier.division = msgspec.structs.replace(courier.division, lent_bytes=config.devices.lent_bytes)
+        landlord = self._landlord
+        landlord.division = msgspec.structs.replace(landlord.division, lent_bytes=config.devices.lent_bytes)
         if says_nothing := self._must_divide(config):
-            courier.division = division_of(config, self._gpus, lends=all(map(can_lend, models.values())))
+            landlord.division = division_of(config, self._gpus, lends=all(map(can_lend, models.values())))
         devices, uuids = self._devices(config, next(iter(models)), list(models.values()))
         arenas = {}
-        if courier.division.lent_bytes or not self._gpus:  # else each worker has KV memory of its own
+        if landlord.division.lent_bytes or not self._gpus:  # else each worker has KV memory of its own
             arenas = {one.device: await _arena(one, uuids[one.device]) for one in devices}
-        self._landlord.take_over(devices, [], arenas)
+        landlord.take_over(devices, [], arenas)
         for model, vllm_config in models.items():
             self.let_in(model, vllm_config)
-        return f"each GPU: {courier.division.in_words(len(models))}" if says_nothing else ""
+        return f"each GPU: {landlord.division.in_words(len(models))}" if says_nothing else ""
 
     def check_adoption(self, config: Config, alone: ServedModel) -> None:
         """Reject further models if they can never share the devices of the first.
@@ -76,7 +76,7 @@ class Letting:
         """
         fleet, landlord = alone.parts.fleet, self._landlord
         if self._must_divide(config):
-            landlord.courier.division = division_of(config, self._gpus, lends=False)
+            landlord.division = division_of(config, self._gpus, lends=False)
         devices, _ = self._devices(config, alone, [vllm_config, *others])
         cpu = config.devices.cpu
         if not self._gpus and (cpu is None or not cpu.memory_limit_bytes):  # what is free now is not all
@@ -97,33 +97,31 @@ class Letting:
     def let_in(self, model: ServedModel, vllm_config: Any, *, lends: bool = True) -> None:
         """Give one model's workers to the Landlord.  `lends`: it shares KV memory with others, where supported."""
         landlord = self._landlord
-        arenas = landlord.courier.arenas if lends else {}
+        arenas = landlord.arenas if lends else {}
         for place in model.parts.fleet.places.values():
-            spec = sized(place.slot.spec, landlord.courier.division) if self._gpus else place.slot.spec
+            spec = sized(place.slot.spec, landlord.division) if self._gpus else place.slot.spec
             if (arena := arenas.get(DeviceName(place.slot.device))) is not None:
                 spec = msgspec.structs.replace(spec, arena=arena.spec())
             place.slot = msgspec.structs.replace(place.slot, spec=spec)
         slots, now_s = [place.slot for place in model.parts.fleet.places.values()], time.monotonic()
         instances = [e.InstanceDeclared(now_s, slot.worker, model.key, DeviceName(slot.device)) for slot in slots]
         told = self._declared(model, vllm_config, lends=bool(arenas))
-        displaces = not landlord.courier.division.lent_bytes
+        displaces = not landlord.division.lent_bytes
         tenant = Tenant(model, told.block_bytes, lends=bool(arenas), displaces=displaces)
         landlord.take_over([told, *instances], [tenant], {})
-        model.parts.idle.never_stop()
-        model.parts.fleet.let_to(landlord)
+        model.parts.fleet.supervisor.let_to(landlord)
 
     def follow(self, model: ServedModel, vllm_config: Any) -> None:
         """Tell the Landlord the new settings of a model that it knows."""
         self._landlord.hear(self._declared(model, vllm_config, lends=self._landlord.tenants[model.key].lends))
 
     def _declared(self, model: ServedModel, vllm_config: Any, *, lends: bool) -> e.ModelDeclared:
-        config, division = model.parts.config, self._landlord.courier.division
-        config = msgspec.structs.replace(config, devices=lending(config.devices, division))
+        config, lent = model.parts.config, self._landlord.division.lent_bytes
         spec = next(iter(model.parts.fleet.places.values())).slot.spec
         own = 0 if lends else int(spec.engine_arguments["kv_cache_memory_bytes"])
         most = max(one.ledger.granule_bytes // GRANULE_BLOCKS for one in self._landlord.landlord.houses.values())
         block_bytes = min(block_bytes_of(vllm_config), most)  # one with larger blocks has KV memory of its own
-        return model_declared(config, kind_of(self._gpus), model.key, block_bytes, own, time.monotonic())
+        return model_declared(config, kind_of(self._gpus), model.key, block_bytes, own, lent, time.monotonic())
 
     def _must_divide(self, config: Config) -> bool:
         return bool(self._gpus) and not config.devices.lent_bytes and lacks_sizes(config)
@@ -133,10 +131,10 @@ class Letting:
     ) -> tuple[list[e.DeviceDeclared], dict[DeviceName, Sequence[str]]]:
         """Return the devices' declarations for the Landlord, and the GPUs of each."""
         slots = [place.slot for place in first.parts.fleet.places.values()]
-        config = msgspec.structs.replace(config, devices=lending(config.devices, self._landlord.courier.division))
+        lent = self._landlord.division.lent_bytes
         blocks = [block_bytes_of(vllm_config) for vllm_config in vllm_configs]
         names = [slot.device for slot in slots]
-        declared = devices_declared(config, self._gpus, names, blocks, time.monotonic())
+        declared = devices_declared(config, self._gpus, names, blocks, lent, time.monotonic())
         return declared, {DeviceName(slot.device): slot.uuids for slot in slots}
 
 
@@ -177,8 +175,3 @@ def division_of(config: Config, gpus: Sequence[Device], *, lends: bool) -> Divis
         why = f"no model leaves room for KV memory on a GPU with {memory / 2**20:,.0f} MiB: they take {told} MiB"
         raise ConfigError("[[models]]", why)
     return division
-
-
-def lending(devices: DevicesConfig, division: Division) -> DevicesConfig:
-    """Return the devices' configuration with what is lent."""
-    return msgspec.structs.replace(devices, lent_kv_bytes=division.lent_bytes or None)

@@ -1,20 +1,24 @@
-"""One of several models as the Landlord sees it: its scheduler's counts and its requests' statistics.
+"""One of several models as the Landlord sees it: its scheduler's counts, its requests' statistics, its granules.
 
-Owns the counts since the last report, and what its scheduler is told of its workers.  Decides nothing.
+Owns the counts since the last report, what its scheduler is told of its workers, which of them was told of which
+granules, and how far the removal of the model is.  Decides nothing.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 
+from melld.control.status import DeviceStatus, TenantStatus
 from melld.daemon.model import ServedModel
+from melld.engine.fleet.arena import AnyArena
 from melld.engine.fleet.life import Intent, Who
 from melld.engine.fleet.place import Offer
 from melld.engine.wire import messages as wire
 from melld.errors import RequestTooLarge
 from melld.ids import ModelName, RequestId, WorkerId
+from melld.landlord import events as e
 from melld.landlord.events import KvNeeded, ModelLoad, OfferCapacity
-from melld.landlord.instance import DeclaredModel, Instance, InstanceState
+from melld.landlord.instance import UNLOADED, DeclaredModel, House, Instance, InstanceState
 from melld.scheduler import events
 
 log = logging.getLogger("melld.landlord")
@@ -27,8 +31,8 @@ GROWTH_TIMES = 2
 class Tenant:
     """A model.
 
-    `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size.  `displaces`: its weights
-    take memory that would be lent.
+    `lends`: its workers use granules; False: each has KV memory of its own, of a fixed size, and is told of none.
+    `displaces`: its weights take memory that would be lent.
     """
 
     def __init__(self, model: ServedModel, block_bytes: int, *, lends: bool, displaces: bool = True) -> None:
@@ -41,6 +45,9 @@ class Tenant:
         self.lends = lends
         self._displaces = displaces
         self.block_bytes = block_bytes
+        self.loads = self.takes = self.moved_blocks = 0
+        """Loads of its workers, takes of KV memory from them, and blocks that were moved for these."""
+        self._granted: dict[WorkerId, set[int]] = {}
         self._offer: Offer | None = None
         self._told: dict[WorkerId, tuple[int, int]] = {}
         self._sizes: dict[RequestId, int] = {}
@@ -91,7 +98,7 @@ class Tenant:
         """Reject requests, and calls to models, that can never fit next to pinned models."""
         for name, kv_bytes in self._unplaced().items():
             if self.lends and kv_bytes > declared.most_bytes:
-                self.fleet.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
+                self.fleet.requests.end(name, RequestTooLarge(name, kv_bytes, declared.most_bytes))
         if not declared.most_bytes and not declared.is_served and self.model.why_closed() is None:
             why = declared.instances[0].why_too_large
             if why not in self.model.failure:
@@ -152,7 +159,7 @@ class Tenant:
             capacity_bytes and (place.is_ready or offer.wake_s) and place.life.wished_by(Who.OPERATOR) is not Intent.OUT
         ):  # else it has just died, which is not told yet
             self.fleet.introduce(offer.worker, self._offer)
-        self.fleet.lend(offer.worker, capacity_bytes, offer.wake_s)
+        self.fleet.change(offer.worker, capacity_bytes=capacity_bytes, wake_s=offer.wake_s or None)
 
     def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
         """Have its scheduler stop or resume placing requests on a worker that it knows and no operator drains."""
@@ -161,3 +168,74 @@ class Tenant:
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
             kind = events.WorkerResumed if is_reopened else events.WorkerDraining
             self.driver.handle(kind(now_s, worker=worker))
+
+    # -- its granules ------------------------------------------------------------------------------------------------
+
+    def grant(self, command: e.GrantKv) -> None:
+        """Let a worker use these granules, unless its KV memory is its own."""
+        if self.lends:
+            self._granted.setdefault(command.worker, set()).update(command.granules)
+            self.fleet.lending.grant(command.worker, command.granules, command.cause)
+
+    def take(self, command: e.TakeKv) -> None:
+        """Take granules from a worker."""
+        self.takes += 1
+        self.fleet.lending.take(command.worker, command.granules, command.deadline_s, command.cause)
+
+    def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
+        """Note granules that a worker has given back, late or not."""
+        self.moved_blocks += returned.moved_blocks
+        self._granted.get(worker, set()).difference_update(returned.granules)
+
+    async def scrub(self, worker: WorkerId, arena: AnyArena | None) -> None:
+        """Free the memory of a worker that has ended or dozes."""
+        if arena is not None and (granules := tuple(self._granted.get(worker, ()))):
+            await arena.scrub(granules)
+        self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
+
+    # -- its removal -------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Return once the model, which new calls cannot find, is gone: it goes once its calls have ended.
+
+        Those that wait for its load, or for a place, are refused.
+        """
+        self.model.failed("removed from the configuration", 0.0)
+        self.leaves = asyncio.get_running_loop().create_future()
+        await self.leaves
+
+    def departure(self, instances: Mapping[WorkerId, Instance], now_s: float) -> Iterator[e.AnyLandlordEvent]:
+        """Yield what the Landlord has to hear next for a model that leaves, as far as its calls allow."""
+        if self.leaves is None or self.model.calls or self.fleet.live:
+            return
+        mine = [instances[worker] for worker in self.fleet.places]
+        for one in mine:
+            if one.state is InstanceState.CLEARING and self.fleet.places[one.id].process is None:
+                yield e.ModelGone(now_s, one.id)
+            elif one.state not in UNLOADED:
+                yield e.UnloadAsked(now_s, one.id)
+        if all(one.state in UNLOADED for one in mine):
+            yield e.ModelRemoved(now_s, self.key)
+            self.leaves.set_result(None)
+
+
+def device_status(house: House, tenants: Mapping[WorkerId, Tenant], arena: AnyArena | None) -> DeviceStatus:
+    """Return how a device's memory is divided; `tenants`: by their workers."""
+    ledger = house.ledger
+    return DeviceStatus(
+        device=house.name,
+        memory_bytes=ledger.memory_bytes,
+        free_bytes=ledger.free * ledger.granule_bytes,
+        arena_bytes=arena.resident_bytes if arena is not None else None,
+        models=tuple(
+            TenantStatus(
+                model=tenants[one.id].name,
+                worker=one.id,
+                state=one.state,
+                resident_bytes=ledger.resident(one.id),
+                granted_bytes=ledger.granted(one.id) * ledger.granule_bytes,
+                used_bytes=one.used_bytes,
+            )
+            for one in house.instances
+        ),
+    )

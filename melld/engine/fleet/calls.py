@@ -12,13 +12,6 @@ import msgspec
 from melld.ids import WorkerId
 
 
-class WorkerLost(RuntimeError):
-    """The worker has ended before it answered."""
-
-    def __init__(self, worker: WorkerId) -> None:
-        super().__init__(f"{worker} exited before it replied")
-
-
 class Calls:
     """The calls under way on all workers.  `send` writes to a worker's wire."""
 
@@ -27,35 +20,12 @@ class Calls:
         self._futures: dict[int, tuple[WorkerId, asyncio.Future[Any]]] = {}
         self._numbers = 0
 
-    async def ask(self, worker: WorkerId, make: Callable[[int], msgspec.Struct], deadline_s: float) -> Any:
-        """Call one worker and return the result; `make` builds the message from the call's number.
-
-        Raises:
-            RuntimeError: the call failed (the message is the worker's).
-            WorkerLost: the worker ended first.
-            TimeoutError: the worker did not answer by the deadline.
-        """
-        return await asyncio.wait_for(self.begin(worker, make), deadline_s)
-
-    def answered(self, call: int, result: Any, error: str | None = None) -> bool:
-        """Pass a worker's reply to its caller; return False if none is waiting."""
-        _, future = self._futures.pop(call, (None, None))
-        if future is None or future.done():
-            return False
-        if error is not None:
-            future.set_exception(RuntimeError(error))
-        else:
-            future.set_result(result)
-        return True
-
-    def worker_lost(self, worker: WorkerId) -> None:
-        """Fail every call of a worker that has ended."""
-        for asked, future in list(self._futures.values()):
-            if asked == worker and not future.done():
-                future.set_exception(WorkerLost(worker))
-
     def begin(self, worker: WorkerId, make: Callable[[int], msgspec.Struct]) -> asyncio.Future[Any]:
-        """Call one worker; see `ask`, but for the deadline."""
+        """Call one worker; `make` builds the message from the call's number.
+
+        The result is the worker's, or True if it ends first: what it was to do, its next process does.  A call that
+        fails raises `RuntimeError` with the worker's message.
+        """
         self._numbers += 1
         call = self._numbers
         future = asyncio.get_running_loop().create_future()
@@ -63,3 +33,19 @@ class Calls:
         future.add_done_callback(lambda _: self._futures.pop(call, None))
         self._send(worker, make(call))
         return future
+
+    def answered(self, call: int, result: Any, error: str | None = None) -> None:
+        """Pass a worker's reply to its caller, if one is waiting."""
+        _, future = self._futures.pop(call, (None, None))
+        if future is None or future.done():
+            return
+        if error is not None:
+            future.set_exception(RuntimeError(error))
+        else:
+            future.set_result(result)
+
+    def worker_lost(self, worker: WorkerId) -> None:
+        """Answer every call of a worker that has ended."""
+        for call, (asked, _) in list(self._futures.items()):
+            if asked == worker:
+                self.answered(call, True)

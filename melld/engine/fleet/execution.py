@@ -1,11 +1,11 @@
 """Executes the actions of workers' life cycles: starts, wakes and ends their processes, at once or later.
 
-Owns the tasks and timers.  A task that fails, which is a bug in melld, counts as its worker's death.
+Owns the timers.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,19 +35,14 @@ class PlaceListener(Protocol):
     def ended(self, place: Place, ended: WorkerEnded) -> None:
         """Note that the process is gone."""
 
-    def called_off(self, place: Place) -> None:
-        """Note that a worker was stopped before its start."""
-
 
 class Execution:
     """The processes of one fleet's workers.  `hosts`: where each is started."""
 
     def __init__(self, listener: PlaceListener, intake: Intake) -> None:
         self.hosts: dict[WorkerId, Host] = {}
-        self.failures: asyncio.Queue[BaseException] = asyncio.Queue()
         self._listener = listener
         self._intake = intake
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, place: Place, event: Event) -> None:
         """Advance the worker's life cycle, and do what that leads to."""
@@ -72,10 +67,9 @@ class Execution:
                 late = wire.Dozed(failure=f"no reply for {DOZE_DEADLINE_S:g} s")
                 self.later(place, DOZE_DEADLINE_S, partial(self._listener.said, place, late, []))
             case Do.END | Do.KILL if process is not None:
-                self._own(place, _end(process, do))
+                _end(process, do)
             case Do.END | Do.KILL:
-                self.take(place, Event.ENDED)
-                self._listener.called_off(place)
+                self._ended(place, WorkerEnded(place.slot.worker, "stopped before it started", expected=True))
 
     def restart(self, place: Place) -> None:
         """Restart the dead worker after a back-off, unless it is given up."""
@@ -84,11 +78,7 @@ class Execution:
             place.detail = f"given up after {place.life.failed_starts} failed starts ({place.detail}); {then}"
             log.error("%s: %s", place.slot.worker, place.detail)
             return
-
-        async def again() -> None:
-            self.take(place, Event.RETRY)
-
-        self.later(place, place.life.back_off_s, lambda: self._own(place, again()))
+        self.later(place, place.life.back_off_s, partial(self.take, place, Event.RETRY))
 
     def later(self, place: Place, delay_s: float, act: Callable[[], None]) -> None:
         """Do this to the worker after a delay, unless its state changes first."""
@@ -96,13 +86,13 @@ class Execution:
         place.timer = asyncio.get_running_loop().call_later(delay_s, act)
 
     async def end_all(self, places: list[Place]) -> None:
-        """End all processes and accept no more work; return when none is left."""
-        for task in self._tasks:
-            task.cancel()
+        """End all processes; return when none is left."""
         for place in places:
             _forget_timer(place)
         there = [(place, place.process) for place in places if place.process is not None]
-        await asyncio.gather(*[_end(process, place.life.take(Event.STOP)) for place, process in there])
+        for place, process in there:
+            _end(process, place.life.take(Event.STOP))
+        await asyncio.gather(*[process.wait_ended() for _, process in there])
 
     def _begin(self, place: Place) -> None:
         """Start a process, or wake a dozing one; replace an ending one once it has ended."""
@@ -120,7 +110,9 @@ class Execution:
         hear = partial(self._listener.said, place), partial(self._ended, place)
         try:
             place.process = WorkerProcess(place.slot.spec, self.hosts[place.slot.worker], *hear, self._intake)
-        except OSError as error:  # out of file descriptors or memory: that may pass
+        except Exception as error:  # the boundary of one start: out of descriptors or memory, which may pass, or a bug
+            if not isinstance(error, OSError):
+                log.exception("cannot start %s", place.slot.worker)
             self._ended(place, WorkerEnded(place.slot.worker, f"cannot start a process: {error}", expected=False))
 
     def _ended(self, place: Place, ended: WorkerEnded) -> None:
@@ -131,23 +123,6 @@ class Execution:
         self._listener.ended(place, ended)
         self.do(place, do)
 
-    def _own(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task that starts or stops this worker."""
-        self._tasks.add(task := asyncio.get_running_loop().create_task(work, name=f"{place.state} {place.slot.worker}"))
-        task.add_done_callback(partial(self._task_ended, place))
-
-    def _task_ended(self, place: Place, task: asyncio.Task[None]) -> None:
-        """Count a worker whose task has failed as dead, so that it is restarted."""
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        self.failures.put_nowait(error)
-        why = f"a bug in melld: {type(error).__name__}: {error}"
-        if place.process is not None:
-            place.process.kill(why)
-        elif place.life.may(Event.DIED):
-            self._ended(place, WorkerEnded(place.slot.worker, why, expected=False))
-
 
 def _forget_timer(place: Place) -> None:
     if place.timer is not None:
@@ -155,6 +130,6 @@ def _forget_timer(place: Place) -> None:
         place.timer = None
 
 
-def _end(process: WorkerProcess, do: Do) -> Coroutine[Any, Any, None]:
+def _end(process: WorkerProcess, do: Do) -> None:
     """Ask a process to end; kill one that has nothing to clean up, unless it is already ending."""
-    return process.stop(0.0 if do is Do.KILL and not process.asked_to_end else STOP_DEADLINE_S)
+    process.stop(0.0 if do is Do.KILL and not process.asked_to_end else STOP_DEADLINE_S)

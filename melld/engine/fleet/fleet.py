@@ -3,7 +3,7 @@
 Wires its collaborators, and passes on what workers say.  Decides nothing: facts go out as events, decisions come back
 as calls of `place` and its like.  Never imports vLLM: what only vLLM can read goes through `Codec`.
 
-    admit ──► RequestArrived ──► driver ──► place ──► Delivery ──AddRequest──► worker
+    admit ──► RequestArrived ──► driver ──► place ──► Requests ──AddRequest──► worker
                                                                                  │
     outputs ◄── the owner's, under the valid lease ◄── Reports ◄────StepDone─────┘
 """
@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from melld.config import HealthConfig
-from melld.engine.fleet.calls import Calls, WorkerLost
+from melld.engine.fleet.calls import Calls
 from melld.engine.fleet.lending import Lending
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.place import Offer, Place, Slot
-from melld.engine.fleet.ports import Codec, FleetListener, WorkerOwner
+from melld.engine.fleet.ports import Codec, FleetListener
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestNotTaken
@@ -62,10 +62,6 @@ class Fleet:
         self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
         self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
-        self.start_worker = self.supervisor.start_worker
-        self.sleep = self.supervisor.sleep
-        self.doze = self.supervisor.doze
-        self.wake = self.supervisor.wake
         self.ledger = Ledger()
         self.live: dict[RequestId, Live] = {}
         self.ready: dict[WorkerId, wire.WorkerReady] = {}
@@ -73,22 +69,13 @@ class Fleet:
         """What the worker that was ready last has said of its engine; it may have ended since."""
         self.reports = Reports(self.live, self.ledger, self._limit_slots, itl_target_s)
         self.calls = Calls(self.send)
-        self.lending = Lending(self.send)
-        self.grant = self.lending.grant
-        self.take = self.lending.take
+        self.lending = Lending(self.send, lambda: self.supervisor.owner)
         self.workers = self.reports.workers
         self._notices = Notices(lambda event: listener().handle(event))
         self.tell = self._notices.tell
-        wires = self.send, self.is_ready
-        facts = self.live, self.supervisor, self.reports, self._notices
-        self._requests = Requests(*facts, codec, listener, clock, *wires)
-        self.failures = self._requests.failures
-        self.admit = self._requests.admit
-        self.abort = self._requests.abort
-        self.place = self._requests.place
-        self.hand_over = self._requests.hand_over
-        self.suspend = self._requests.suspend
-        self.end = self._requests.end
+        self.requests = Requests(
+            self.live, self.supervisor, self.reports, self._notices, codec, listener, clock, self.send, self.is_ready
+        )
         self._is_prefix_aware = is_prefix_aware
         self._codec = codec
         self._listener = listener
@@ -104,7 +91,7 @@ class Fleet:
         """
         ready = filter(self.is_ready, self.workers)
         asked = [self.calls.begin(worker, lambda call: wire.LoadAdapter(call, adapter)) for worker in ready]
-        return all(await asyncio.gather(*map(_unless_lost, asked)))
+        return all(await asyncio.gather(*asked))
 
     # -- called by the driver and the executor of migrations --------------------------------------------------------
 
@@ -129,12 +116,11 @@ class Fleet:
         is started again unless it is to `stay_out` of service.
         """
         self.supervisor.stop_worker(worker, stay_out=stay_out)
-        self._rests(worker)
+        self.supervisor.owner.worker_rests(worker, self)
 
-    def _rests(self, worker: WorkerId) -> None:
-        """Tell the scheduler that the process ends on purpose; an owner reports its workers itself."""
-        if self.supervisor.owner is None:
-            self._notices.tell_all(self.places[worker].rest(self._clock()))
+    def announce(self, worker: WorkerId, offer: Offer) -> None:
+        """See `Offers`."""
+        self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
 
     def place_of(self, worker: WorkerId) -> Place:
         """Return the worker's place.
@@ -152,31 +138,22 @@ class Fleet:
 
     def _limit_slots(self, worker: WorkerId, slots: int) -> None:
         """Tell the scheduler to cap the worker at `slots` requests."""
-        self._notices.tell_all(self.places[worker].limit(slots, self._clock()))
+        self.change(worker, slots=slots)
 
     def withdraw(self, worker: WorkerId) -> None:
         """Withdraw a worker that is not ready from the scheduler; place its waiting requests elsewhere."""
         with self._notices.at_once():
             self._notices.tell_all(self.places[worker].leave(self._clock()))
             self._listener().executor.worker_lost(worker)
-            self._requests.displace(worker)
+            self.requests.displace(worker)
 
-    def limit_capacity(self, worker: WorkerId, capacity_bytes: int) -> None:
-        """Tell the scheduler to plan with this capacity on the worker, until the next call."""
-        self._notices.tell_all(self.places[worker].resize(capacity_bytes, self._clock()))
+    def change(self, worker: WorkerId, **changes: Any) -> None:
+        """Tell the scheduler what changes of what the worker offers; see `Offer`."""
+        self._notices.tell_all(self.places[worker].change(self._clock(), **changes))
 
     def introduce(self, worker: WorkerId, offer: Offer) -> None:
         """Tell the scheduler of an owned worker that it does not know."""
         self._notices.tell_all(self.places[worker].introduce(offer, self._clock()))
-
-    def lend(self, worker: WorkerId, capacity_bytes: int, wake_s: float) -> None:
-        """Tell the scheduler an owned worker's current capacity and how soon it could serve."""
-        self._notices.tell_all(self.places[worker].lend(capacity_bytes, wake_s, self._clock()))
-
-    def let_to(self, owner: WorkerOwner) -> None:
-        """Let this owner decide which workers have a process."""
-        self.lending.owner = owner
-        self.supervisor.let_to(owner)
 
     @contextlib.contextmanager
     def losing(self, workers: Collection[WorkerId], why: str) -> Iterator[None]:
@@ -209,7 +186,7 @@ class Fleet:
             case wire.GranulesReturned():
                 self.lending.returned(slot.worker, message)
             case wire.RequestTaken():
-                self._requests.delivery.taken(message)
+                self.requests.taken(message)
             case wire.RequestRejected():
                 self._rejected(slot.worker, message)
 
@@ -217,23 +194,20 @@ class Fleet:
         """Have a dead worker's requests resume elsewhere from their log; fail those that killed too many workers."""
         worker = slot.worker
         siblings = tuple(self.ready) if self.ready.pop(worker, None) is not None else ()
-        self._requests.prefixes.close_worker(worker)
+        self.requests.prefixes.close_worker(worker)
         self.calls.worker_lost(worker)
         held = self.places[worker].held
-        is_known = ended.expected and all(live.request in held for live in self._requests.of(worker))
+        is_known = ended.expected and all(live.request in held for live in self.requests.of(worker))
         with self._notices.at_once():
             if is_known:
-                self._rests(worker)
+                self.supervisor.owner.worker_rests(worker, self)
             else:
                 self._notices.tell_all(self.places[worker].leave(self._clock()))
             if self.reports.worker_lost(worker):
                 self._listener().executor.worker_lost(worker)
             if not is_known:
-                self._requests.displace(worker, ended)
+                self.requests.displace(worker, ended)
         self.lending.worker_ended(worker, siblings)
-        # The scheduler no longer knows a worker that was stopped while it had requests, and so cannot have it woken.
-        if ended.expected and not is_known and self.supervisor.owner is None:
-            self.wake(worker)
 
     def worker_steadied(self, slot: Slot) -> None:
         """Tell the scheduler that the worker has run long enough since its last death to be trusted again."""
@@ -244,15 +218,9 @@ class Fleet:
         self.ready[worker] = self.last_ready = ready
         self.reports.worker_ready(worker, ready)
         if ready.caches_prefixes and self._is_prefix_aware:
-            self._requests.prefixes.open_worker(worker, ready.geometry.block_tokens, ready.total_blocks)
-        self._requests.give_held(worker)
-        if self.supervisor.owner is not None:
-            self.supervisor.owner.worker_ready(worker, ready)
-        else:
-            steady = not self.places[worker].life.setbacks
-            capacity_bytes = ready.geometry.bytes_for_blocks(ready.total_blocks)
-            offer = Offer(capacity_bytes, ready.max_requests, ready.geometry.block_bytes, steady)
-            self._notices.tell_all(self.places[worker].announce(offer, self._clock()))
+            self.requests.prefixes.open_worker(worker, ready.geometry.block_tokens, ready.total_blocks)
+        self.requests.give_held(worker)
+        self.supervisor.owner.worker_ready(worker, ready, self)
         self._listener().executor.worker_ready(worker, ready)
 
     def _step_done(self, worker: WorkerId, done: wire.StepDone, payload: list[bytes]) -> None:
@@ -269,9 +237,9 @@ class Fleet:
                 cause = self.live[request].cause
                 self.tell(events.RequestResumed(self._clock(), request=request, pause_s=gap_s, cause=cause))
         for request in reported.acquitted:
-            self._requests.delivery.acquit(request)
+            self.requests.acquit(request)
         for request in reported.finished:
-            self._requests.finish(request)
+            self.requests.finish(request)
         if outputs is not None:
             if reported.gaps_s:
                 self.outputs.seal()
@@ -283,7 +251,7 @@ class Fleet:
         if live is not None and live.cause == rejected.cause:
             told = worker, rejected.request, rejected.cause, rejected.reason
             log.error("%s rejected request %s, placed there on event #%d: %s", *told)
-            self._requests.fail(live.request, RequestNotTaken(rejected.request, rejected.reason))
+            self.requests.fail(live.request, RequestNotTaken(rejected.request, rejected.reason))
 
     def _out_of_turn(self, worker: WorkerId, step: int, turn: Turn) -> None:
         """Drop a repeated report; after a gap kill the worker, so that its requests resume from the log."""
@@ -291,9 +259,3 @@ class Fleet:
         process = self.supervisor.process(worker)
         if turn is Turn.GAP and process is not None:
             process.kill()
-
-
-async def _unless_lost(answer: asyncio.Future[Any]) -> bool:
-    with contextlib.suppress(WorkerLost):
-        return bool(await answer)
-    return True

@@ -8,6 +8,7 @@ here until it is ready.  Only a worker that dies, or does not wake, is taken fro
 """
 
 import asyncio
+from typing import Any
 
 import msgspec
 
@@ -71,7 +72,7 @@ class Place:
         self.unloaded_because = ""
         """Why its owner last had it end or doze."""
         self.rested_s = 0.0
-        """When its owner may have it started again."""
+        """When it may be started again after a death."""
         self.dozing_bytes = 0
         """What its process held when it last dozed."""
         self.wake_s = 0.0
@@ -117,10 +118,9 @@ class Place:
     # -- what the scheduler knows: each method returns the events to tell it -----------------------------------------
 
     def announce(self, offer: Offer, now_s: float) -> list[events.AnyEvent]:
-        """Note the offer of a process that has produced a token."""
-        worker, was = self.slot.worker, self.offer
+        """Note what the worker offers from now on."""
+        worker, was, self.offer = self.slot.worker, self.offer, offer
         if was is None:
-            self.offer = offer
             return [
                 events.WorkerUp(
                     now_s,
@@ -132,55 +132,28 @@ class Place:
                     steady=offer.steady,
                 )
             ]
-        told: list[events.AnyEvent] = [*self.resize(offer.capacity_bytes, now_s), *self.limit(offer.slots, now_s)]
-        self.offer = offer
-        if was.wake_s is not None:
-            told.append(events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=0.0))
+        told: list[events.AnyEvent] = []
+        if offer.capacity_bytes != was.capacity_bytes:
+            told.append(events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=offer.capacity_bytes))
+        if offer.slots != was.slots:
+            told.append(events.WorkerSlotsChanged(now_s, worker=worker, slots=offer.slots))
+        if offer.wake_s != was.wake_s:
+            told.append(events.WorkerWakeTimeChanged(now_s, worker=worker, wake_s=offer.wake_s or 0.0))
         return told
 
+    def change(self, now_s: float, **changes: Any) -> list[events.AnyEvent]:
+        """Note that a known worker's offer changes, by these fields."""
+        return [] if self.offer is None else self.announce(msgspec.structs.replace(self.offer, **changes), now_s)
+
     def introduce(self, offer: Offer, now_s: float) -> list[events.AnyEvent]:
-        """Report an owned worker, ready or not: its maximum, then zero capacity, until `lend` changes it.
+        """Report an unknown owned worker, ready or not: its maximum, then zero capacity, until that changes.
 
         Meanwhile it has no slots, so that nothing is placed on a promise that nobody has made.
         """
         if self.offer is not None:
             return []
-        worker, self.offer = self.slot.worker, msgspec.structs.replace(offer, capacity_bytes=0)
-        most, block_bytes, steady = offer.capacity_bytes, offer.block_bytes, not self.life.setbacks
-        return [
-            events.WorkerUp(now_s, worker, most, slots=0, block_bytes=block_bytes, steady=steady),
-            events.WorkerCapacityChanged(now_s, worker=worker, capacity_bytes=0),
-            events.WorkerSlotsChanged(now_s, worker=worker, slots=offer.slots),
-        ]
-
-    def lend(self, capacity_bytes: int, wake_s: float, now_s: float) -> list[events.AnyEvent]:
-        """Record an owned worker's current capacity and how soon it could serve."""
-        if self.offer is None:
-            return []
-        self.offer = msgspec.structs.replace(self.offer, wake_s=wake_s or None)
-        woken = events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=wake_s)
-        return [woken, *self.resize(capacity_bytes, now_s)]
-
-    def limit(self, slots: int, now_s: float) -> list[events.AnyEvent]:
-        """Cap the worker at `slots` requests."""
-        if self.offer is None or self.offer.slots == slots:
-            return []
-        self.offer = msgspec.structs.replace(self.offer, slots=slots)
-        return [events.WorkerSlotsChanged(now_s, worker=self.slot.worker, slots=slots)]
-
-    def resize(self, capacity_bytes: int, now_s: float) -> list[events.AnyEvent]:
-        """Note the worker's current capacity, which varies with other programs' memory on its device."""
-        if self.offer is None or self.offer.capacity_bytes == capacity_bytes:
-            return []
-        self.offer = msgspec.structs.replace(self.offer, capacity_bytes=capacity_bytes)
-        return [events.WorkerCapacityChanged(now_s, worker=self.slot.worker, capacity_bytes=capacity_bytes)]
-
-    def rest(self, now_s: float) -> list[events.AnyEvent]:
-        """Note that the process ends on purpose.  Held requests stay held."""
-        if self.offer is None or self.offer.wake_s is not None:
-            return []
-        self.offer = msgspec.structs.replace(self.offer, wake_s=self.wake_s)
-        return [events.WorkerWakeTimeChanged(now_s, worker=self.slot.worker, wake_s=self.wake_s)]
+        told = self.announce(msgspec.structs.replace(offer, slots=0, steady=not self.life.setbacks), now_s)
+        return [*told, *self.change(now_s, capacity_bytes=0), *self.change(now_s, slots=offer.slots)]
 
     def leave(self, now_s: float) -> list[events.AnyEvent]:
         """Withdraw a worker that died or did not wake: its requests, including held ones, go elsewhere."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from melld.engine.fleet.first_loads import FirstLoads
 from melld.engine.fleet.place import Slot
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.wire import messages as wire
@@ -52,29 +51,6 @@ class FleetListener(Protocol):
 
     def handle(self, event: events.AnyEvent) -> None:
         """Act on an event before returning."""
-
-
-class WorkerOwner(Protocol):
-    """Decides which workers have a process when models share devices.  Called on the event loop."""
-
-    @property
-    def first(self) -> FirstLoads:
-        """Return the first loads of all models' workers."""
-
-    def wanted(self, worker: WorkerId) -> None:
-        """Note that a worker without a process has requests, or will have."""
-
-    def worker_ready(self, worker: WorkerId, ready: wire.WorkerReady) -> None:
-        """Note that the worker serves.  The scheduler hears of it from the owner."""
-
-    def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
-        """Handle the exit of the process, after its requests have left it."""
-
-    def worker_gone(self, worker: WorkerId) -> None:
-        """Note that the worker has ended or dozes, and that no other worker still copies from its memory."""
-
-    def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """Note granules that a worker gave back, in time or late."""
 
 
 class WorkerListener(Protocol):

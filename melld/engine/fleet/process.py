@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -79,19 +79,12 @@ class WorkerProcess:
         """Write a frame; drop it if the process is gone (`on_end` tells of that)."""
         self._child.write(encode_frame(message, payload))
 
-    def stop(self, deadline_s: float) -> Coroutine[Any, Any, None]:
-        """Ask the process to end, at once.  The returned coroutine waits for its end and kills it at the deadline."""
+    def stop(self, deadline_s: float) -> None:
+        """Ask the process to end, and kill it at the deadline; `on_end` follows."""
         if not self._ended.is_set():
             self.asked_to_end = True
             self.send(wire.StopWorker())
-        return self._wait_or_kill(deadline_s)
-
-    async def _wait_or_kill(self, deadline_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._ended.wait(), deadline_s)
-        except TimeoutError:
-            self.kill()
-            await self._ended.wait()
+            asyncio.get_running_loop().call_later(deadline_s, self.kill)
 
     def wake(self) -> None:
         """Have the dozing process reload its weights; `WorkerReady` or `WorkerEnded` follows."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from melld.engine.fleet.delivery import Delivery
 from melld.engine.fleet.notices import Notices
 from melld.engine.fleet.ports import Codec, FleetListener
+from melld.engine.fleet.probation import Probation
 from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports
 from melld.engine.fleet.request import Live, RequestKilledWorkers, new_live, prefix_salt
@@ -50,7 +50,7 @@ class Requests:
     ) -> None:
         self.live = live
         self.failures: Failures = asyncio.Queue()
-        self.delivery = Delivery(live, send)
+        self.probation = Probation()
         self.prefixes = PrefixIndex()
         self._supervisor = supervisor
         self._reports = reports
@@ -107,7 +107,7 @@ class Requests:
         live = self.live[request]
         live.worker, live.cause = worker, cause
         if self._is_ready(worker):
-            self._give(live, worker)
+            self.give(live, worker)
             return
         live.taken = False
         self._supervisor.places[worker].held.append(request)
@@ -117,7 +117,7 @@ class Requests:
         """Make the worker the request's owner under this lease: the commit of a migration."""
         self.live[request].hand_over(worker, lease, cause)
         self.prefixes.placed(request, worker)
-        self.delivery.acquit(request)
+        self.acquit(request)
 
     def suspend(self, request: RequestId) -> None:
         """Drop the request from its worker; it resumes from its known tokens where it is placed next."""
@@ -129,7 +129,7 @@ class Requests:
         self._send(worker, wire.AbortRequests(requests=[request], may_return=True), ())
         live.leave_worker()
         live.suspensions += 1
-        self.delivery.acquit(request)
+        self.acquit(request)
 
     def end(self, request: RequestId, error: MelldError) -> None:
         """End the request with this error: `admit` raises it, or `failures` carries it if the request is admitted."""
@@ -144,7 +144,26 @@ class Requests:
     def give_held(self, worker: WorkerId) -> None:
         """Send the requests that were held for this worker, now ready."""
         for request in self._supervisor.places[worker].take_held():
-            self._give(self.live[request], worker)
+            self.give(self.live[request], worker)
+
+    def give(self, live: Live, worker: WorkerId) -> None:
+        """Start or resume the request on the ready worker; a suspect waits for its turn."""
+        self.prefixes.placed(live.request, worker)
+        if not live.deaths or self.probation.give(live.request, worker):
+            self._begin(live, worker)
+
+    def taken(self, taken: wire.RequestTaken) -> None:
+        """Note that the worker has received the request."""
+        live = self.live.get(RequestId(taken.request))
+        if live is not None and live.lease == taken.lease:
+            live.taken = True
+
+    def acquit(self, request: RequestId) -> None:
+        """Drop the request from its queue of suspects, if it is in one, and resume the next one."""
+        following = self.probation.leave(request)
+        live = self.live.get(following) if following is not None else None
+        if live is not None and live.worker is not None:
+            self._begin(live, live.worker)
 
     def of(self, worker: WorkerId) -> list[Live]:
         """Return the requests that the worker owns."""
@@ -152,7 +171,7 @@ class Requests:
 
     def displace(self, worker: WorkerId, ended: WorkerEnded | None = None) -> None:
         """Detach the requests of a worker whose process has ended, or never came; fail those that kill workers."""
-        innocent, theirs = self.delivery.worker_lost(worker), self.of(worker)
+        innocent, theirs = self.probation.worker_lost(worker), self.of(worker)
         for live in theirs:
             if ended is None:
                 live.leave_worker()
@@ -174,15 +193,20 @@ class Requests:
             self.failures.put_nowait((request, error))
             self._tell_ended(live)
 
-    def _give(self, live: Live, worker: WorkerId) -> None:
-        self.prefixes.placed(live.request, worker)
-        self.delivery.give(live, worker)
+    def _begin(self, live: Live, worker: WorkerId) -> None:
+        live.taken = live.lease == 0
+        if live.is_new:
+            add = wire.AddRequest(request=live.request, lease=live.lease, cause=live.cause)
+            self._send(worker, add, [live.core_request])
+        else:
+            resume = wire.ResumeRequest(request=live.request, lease=live.lease, cause=live.cause)
+            self._send(worker, resume, [live.core_request, msgspec.msgpack.encode(live.output_token_ids)])
 
     def _remove(self, request: RequestId) -> Live | None:
         live = self.live.pop(request, None)
         if live is not None:
             self._hold_no_more(live)
-            self.delivery.acquit(request)
+            self.acquit(request)
             self.prefixes.ended(request, live.worker, live.output_token_ids)
         return live
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from melld.config import HealthConfig
 from melld.engine.fleet.execution import Execution
-from melld.engine.fleet.first_loads import FirstLoads, WorkerStartFailed
 from melld.engine.fleet.hung import HungWorkers
 from melld.engine.fleet.life import Event, Intent, State, Who
+from melld.engine.fleet.owner import Alone, Owner, WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
-from melld.engine.fleet.ports import WorkerListener, WorkerOwner
+from melld.engine.fleet.ports import WorkerListener
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.host.intake import Intake
 from melld.engine.host.ports import Host
@@ -33,10 +33,7 @@ log = logging.getLogger("melld.supervisor")
 
 
 class Supervisor:
-    """All workers, each in its place.
-
-    Once they are let to an owner, which says which of them run, it starts none by itself, and gives none up.
-    """
+    """All workers, each in its place.  `owner` says which of them run."""
 
     def __init__(
         self,
@@ -47,14 +44,13 @@ class Supervisor:
         intake: Intake | None = None,
     ) -> None:
         self.places: dict[WorkerId, Place] = {}
-        self.owner: WorkerOwner | None = None
-        self.first = FirstLoads()
         self._intent = Intent.OUT
         """Of the daemon with all of them: none is to start before the daemon does, or after its end."""
         self._listener = listener
         self._hung = HungWorkers(self.places.values(), health)
         self._steady_after_s = health.steady_after_s
         self._run = Execution(self, intake or Intake())
+        self.owner: Owner = Alone(self.places, self._run)
         self.add(slots, host)
 
     async def start(self, on_ready: Callable[[Place], None] = lambda _: None) -> None:
@@ -67,9 +63,9 @@ class Supervisor:
         """
         self._have_all(Intent.IN_SERVICE)
         for place in list(self.places.values()):
-            self._revive(place)
+            self.owner.worker_freed(place)
         try:
-            await self.first.wait(on_ready)
+            await self.owner.wait(on_ready)
         except WorkerStartFailed:
             await self.stop()
             raise
@@ -84,9 +80,9 @@ class Supervisor:
         for place in self.places.values():
             place.life.wish(Who.DAEMON, intent)
 
-    def let_to(self, owner: WorkerOwner) -> None:
+    def let_to(self, owner: Owner) -> None:
         """Let this owner decide from now on.  End running starts: the owner may not have room for them."""
-        self.owner, self.first = owner, owner.first
+        self.owner = owner
         self._have_all(Intent.IN_SERVICE)
         for worker, place in self.places.items():
             place.life.never_give_up()
@@ -135,16 +131,9 @@ class Supervisor:
 
     def unblock(self, place: Place) -> None:
         """Start the worker, now unobstructed, with no deaths counted against it."""
-        place.life.obstacle = ""
+        place.life.obstacle, place.rested_s = "", 0.0
         place.life.forgive()
-        if self.owner is None:
-            self._revive(place)
-
-    def _revive(self, place: Place) -> None:
-        if place.life.state is State.FAILED:
-            self._run.restart(place)
-        elif not place.is_ready:
-            self._run.take(place, Event.WAKE)
+        self.owner.worker_freed(place)
 
     # -- one worker, on purpose -------------------------------------------------------------------------------------
 
@@ -152,13 +141,14 @@ class Supervisor:
         """Start a worker that was stopped, is stopping, or was given up; ignore any other."""
         place = self.places[worker]
         place.life.wish(Who.OPERATOR, Intent.IN_SERVICE)
+        place.rested_s = 0.0
         if not place.is_ready:
             self.wake(worker)
 
     def wake(self, worker: WorkerId) -> None:
         """Wake a sleeping or stopped worker: at once if its process is warm, else by a start if the owner agrees."""
         place = self.places[worker]
-        if self.owner is None or place.is_ready:
+        if place.is_ready:
             self._run.take(place, Event.WAKE)
         elif place.life.may(Event.WAKE):
             self.owner.wanted(worker)
@@ -225,14 +215,10 @@ class Supervisor:
             self._run.later(place, self._steady_after_s, partial(self._steadied, place))
         text = "%s is ready on %s (pid %d, %.1f s)"
         log.log(level, text, place.slot.worker, place.slot.device, process.pid, message.load_s)
-        was_known = self.first.anyone_was_ready
-        self.first.anyone_was_ready = True
-        for failed in self.places.values() if not was_known and self.owner is None else ():
-            if failed.life.state is State.FAILED:  # now it is known that the model can be served
-                self._run.restart(failed)
+        self.owner.can_serve()
         self._listener.worker_said(place.slot, message, [])
         if place.is_ready:
-            self.first.is_ready(place)
+            self.owner.is_ready(place)
 
     def _steadied(self, place: Place) -> None:
         place.life.forgive()
@@ -253,7 +239,7 @@ class Supervisor:
 
     def begins(self, place: Place) -> None:
         """See `PlaceListener`."""
-        self.first.begins(place.slot.worker)
+        self.owner.begins(place.slot.worker)
 
     def ended(self, place: Place, ended: WorkerEnded) -> None:
         """See `PlaceListener`: notify all listeners, and restart a dead worker."""
@@ -261,31 +247,13 @@ class Supervisor:
         if not ended.expected:
             failure = WorkerStartFailed(ended.worker, place.slot.device, ended.reason)
             log.error("worker %s (device %s) exited: %s", ended.worker, place.slot.device, ended.reason)
-            if self.owner is not None:
-                place.rested_s = asyncio.get_running_loop().time() + place.life.back_off_s
+            place.rested_s = asyncio.get_running_loop().time() + place.life.back_off_s
         self._listener.worker_ended(place.slot, ended)
-        self.first.ended(worker, failure)
-        if self.owner is not None:
-            self.owner.worker_ended(worker, ended)
-        elif place.life.state is State.FAILED and self.first.anyone_was_ready:
-            self._run.restart(place)
-
-    def called_off(self, place: Place) -> None:
-        """See `PlaceListener`."""
-        if self.owner is not None:
-            worker = place.slot.worker
-            self.owner.worker_ended(worker, WorkerEnded(worker, "stopped before it started", expected=True))
+        self.owner.ended(worker, failure)
+        self.owner.worker_ended(worker, ended)
 
     async def watch(self) -> None:
-        """Kill hung workers, until cancelled.
-
-        Raises:
-            Exception: a task of the supervisor has failed with it.
-        """
+        """Kill hung workers, until cancelled."""
         while True:
-            try:
-                error = await asyncio.wait_for(self._run.failures.get(), self._hung.interval_s)
-            except TimeoutError:
-                self._hung.look()
-            else:
-                raise error
+            await asyncio.sleep(self._hung.interval_s)
+            self._hung.look()

@@ -68,7 +68,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         called.take_prompt_logprobs(self._count_prompt_logprobs(request))
         request.priority = called.priority
         request.arrival_time = time.monotonic()  # a worker's line goes by it: vLLM's wall clock may be set meanwhile
-        self._fleet.admit(request, called.client)
+        self._fleet.requests.admit(request, called.client)
         called.admitted.set()
 
     def _count_prompt_logprobs(self, request: EngineCoreRequest) -> int:
@@ -81,7 +81,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Abort the requests at once."""
-        self._fleet.abort(request_ids)
+        self._fleet.requests.abort(request_ids)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Return the outputs of the next step of any worker.

@@ -232,7 +232,7 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
     with client_made_by(client):
         return Frontend(
             judges,
-            fleet.failures,
+            fleet.requests.failures,
             turns,
             states,
             vllm_config=vllm_config,

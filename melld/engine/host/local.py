@@ -83,11 +83,6 @@ class LocalChild(asyncio.Protocol):
             self._onlooker = Onlooker(self._process.pid, reach)
         return self._onlooker.look()
 
-    @property
-    def unread_bytes(self) -> int:
-        """Return the bytes written that are still queued here, not counting the kernel's buffer."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
-
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         self._transport = transport

@@ -28,7 +28,7 @@ async def test_prompts_of_tokens_and_of_embeddings_are_admitted(token_ids: Any, 
         cache_salt=None,
         pooling_params=None,
     )
-    daemon.fleet.admit(core_request)
+    daemon.fleet.requests.admit(core_request)
     assert daemon.fleet.live[RequestId("a")].prompt_tokens == tokens
 
 
@@ -37,7 +37,7 @@ async def test_a_text_to_embed_may_fill_the_whole_context() -> None:
     daemon = OfflineDaemon()
     full = [1] * (BLOCKS * BLOCK_TOKENS)
     asked = {"prompt_token_ids": full, "prompt_embeds": None, "priority": 0, "cache_salt": None}
-    daemon.fleet.admit(SimpleNamespace(request_id="text", pooling_params=PoolingParams(task="embed"), **asked))
+    daemon.fleet.requests.admit(SimpleNamespace(request_id="text", pooling_params=PoolingParams(task="embed"), **asked))
     assert daemon.fleet.live[RequestId("text")].worker is not None
     with pytest.raises(RequestTooLarge):
-        daemon.fleet.admit(SimpleNamespace(request_id="prompt", pooling_params=None, **asked))
+        daemon.fleet.requests.admit(SimpleNamespace(request_id="prompt", pooling_params=None, **asked))

@@ -117,8 +117,8 @@ def test_tokens_of_an_out_of_order_report_are_not_delivered(spoilt: int) -> None
     """A request's log, from which it would resume elsewhere, has each token once."""
     fleet = alone()
     fleet.worker_said(SLOT, READY, [])
-    fleet.admit(Asked())
-    fleet.place(RequestId("r"), SLOT.worker)
+    fleet.requests.admit(Asked())
+    fleet.requests.place(RequestId("r"), SLOT.worker)
     for step, token in ((1, 7), (spoilt, 8), (2, 9)):
         said(fleet, step, token)
     assert fleet.live[RequestId("r")].output_token_ids == [7, 9]
@@ -135,10 +135,10 @@ def test_a_late_rejection_fails_nobody() -> None:
     """The request has left that worker, and goes on where it has been placed since."""
     fleet, request = alone(), RequestId("r")
     fleet.worker_said(SLOT, READY, [])
-    fleet.admit(Asked())
-    fleet.place(request, SLOT.worker, EventId(1))
-    fleet.suspend(request)
-    fleet.place(request, SLOT.worker, EventId(2))
+    fleet.requests.admit(Asked())
+    fleet.requests.place(request, SLOT.worker, EventId(1))
+    fleet.requests.suspend(request)
+    fleet.requests.place(request, SLOT.worker, EventId(2))
     for cause, left in ((1, [request]), (2, [])):
         fleet.worker_said(SLOT, wire.RequestRejected(request=request, reason="no memory", cause=EventId(cause)), [])
         assert list(fleet.live) == left
@@ -150,5 +150,5 @@ def test_an_input_too_large_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(requests, "MAX_REQUEST_BYTES", 1000)
     fleet = alone()
     with pytest.raises(InputTooLarge):
-        fleet.admit(Asked("x" * 1001))
+        fleet.requests.admit(Asked("x" * 1001))
     assert not fleet.live

@@ -24,8 +24,8 @@ def test_a_worker_is_announced_once_however_often_it_sleeps() -> None:
     place = place_in(State.READY)
     place.wake_s = 2.5
     assert place.announce(OFFER, 1.0) == [e.WorkerUp(1.0, "w0", 1000, 4, block_bytes=100)]
-    assert place.rest(2.0) == [e.WorkerWakeTimeChanged(2.0, "w0", 2.5)]
-    assert place.rest(3.0) == []
+    assert place.change(2.0, wake_s=place.wake_s) == [e.WorkerWakeTimeChanged(2.0, "w0", 2.5)]
+    assert place.change(3.0, wake_s=place.wake_s) == []
     assert place.announce(OFFER, 4.0) == [e.WorkerWakeTimeChanged(4.0, "w0", 0.0)]
 
 
@@ -33,7 +33,7 @@ def test_a_worker_that_wakes_with_less_memory_says_so() -> None:
     """Another process may have taken some of the GPU meanwhile."""
     place = place_in(State.READY)
     place.announce(OFFER, 1.0)
-    place.rest(2.0)
+    place.change(2.0, wake_s=place.wake_s)
     assert place.announce(Offer(capacity_bytes=700, slots=3, block_bytes=100), 3.0) == [
         e.WorkerCapacityChanged(3.0, "w0", 700),
         e.WorkerSlotsChanged(3.0, "w0", 3),
@@ -53,7 +53,7 @@ def test_a_worker_that_fails_to_wake_is_withdrawn_with_its_requests() -> None:
     """They are placed elsewhere, once."""
     place = place_in(State.STARTING)
     place.announce(OFFER, 1.0)
-    place.rest(2.0)
+    place.change(2.0, wake_s=place.wake_s)
     place.held.append("r1")
     assert place.leave(3.0) == [e.WorkerDown(3.0, "w0")]
     assert place.take_held() == []
@@ -64,11 +64,11 @@ def test_a_worker_that_fails_to_wake_is_withdrawn_with_its_requests() -> None:
 def test_the_slot_limit_is_reported_only_when_it_changes() -> None:
     """Once, not at every step."""
     place = place_in(State.READY)
-    assert place.limit(2, 0.0) == []
+    assert place.change(0.0, slots=2) == []
     place.announce(OFFER, 1.0)
-    assert place.limit(4, 2.0) == []
-    assert place.limit(2, 3.0) == [e.WorkerSlotsChanged(3.0, "w0", 2)]
-    assert place.limit(2, 4.0) == []
+    assert place.change(2.0, slots=4) == []
+    assert place.change(3.0, slots=2) == [e.WorkerSlotsChanged(3.0, "w0", 2)]
+    assert place.change(4.0, slots=2) == []
 
 
 def test_a_new_place_has_no_history() -> None:
@@ -76,7 +76,13 @@ def test_a_new_place_has_no_history() -> None:
     place = Place(place_in(State.READY).slot)
     assert (place.state, place.process, place.offer, place.held) == (WorkerState.STOPPED, None, None, [])
     assert (place.life.restarts, place.life.failed_starts, place.life.setbacks, place.wake_s) == (0, 0, 0, 0.0)
-    assert place.limit(1, 0.0) == place.resize(1, 0.0) == place.rest(0.0) == place.leave(0.0) == []
+    assert (
+        place.change(0.0, slots=1)
+        == place.change(0.0, capacity_bytes=1)
+        == place.change(0.0, wake_s=place.wake_s)
+        == place.leave(0.0)
+        == []
+    )
 
 
 @pytest.mark.parametrize("state", [*State])
@@ -94,9 +100,9 @@ def test_capacity_is_reported_when_it_changes() -> None:
     """A neighbour's memory on the device counts at once, and once."""
     place = place_in(State.READY)
     place.announce(OFFER, 1.0)
-    assert place.resize(1000, 2.0) == []
-    assert place.resize(900, 3.0) == [e.WorkerCapacityChanged(3.0, "w0", 900)]
-    assert place.resize(900, 4.0) == []
+    assert place.change(2.0, capacity_bytes=1000) == []
+    assert place.change(3.0, capacity_bytes=900) == [e.WorkerCapacityChanged(3.0, "w0", 900)]
+    assert place.change(4.0, capacity_bytes=900) == []
     assert place.offer == Offer(capacity_bytes=900, slots=4, block_bytes=100)
 
 
@@ -113,8 +119,8 @@ def test_a_worker_that_left_while_cold_is_warm_on_return() -> None:
     """Else the scheduler would never hear again that it must wake."""
     place = place_in(State.STARTING)
     place.announce(OFFER, 1.0)
-    place.rest(2.0)
+    place.change(2.0, wake_s=place.wake_s)
     place.leave(3.0)
     assert place.offer is None
     place.announce(OFFER, 4.0)
-    assert place.rest(5.0) == [e.WorkerWakeTimeChanged(5.0, "w0", 0.0)]
+    assert place.change(5.0, wake_s=place.wake_s) == [e.WorkerWakeTimeChanged(5.0, "w0", 0.0)]

@@ -1,6 +1,6 @@
 """Suspects of a worker's death are retried one at a time, so that a poison request fails alone."""
 
-from melld.engine.fleet.delivery import Probation
+from melld.engine.fleet.probation import Probation
 from melld.ids import RequestId, WorkerId
 
 A, B, C = (RequestId(name) for name in "abc")

@@ -11,19 +11,21 @@ from melld.config import HealthConfig
 from melld.control.status import WorkerState
 from melld.engine.fleet import execution
 from melld.engine.fleet.execution import DOZE_DEADLINE_S, STOP_DEADLINE_S
-from melld.engine.fleet.first_loads import FirstLoads, WorkerStartFailed
-from melld.engine.fleet.life import Event, State
+from melld.engine.fleet.life import Event, Intent, State
+from melld.engine.fleet.owner import Owner, WorkerStartFailed
 from melld.engine.fleet.place import Place, Slot
 from melld.engine.fleet.process import UNKILLABLE_S, WorkerEnded
 from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.host.local import LocalHost
+from melld.engine.host.ports import Ear
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.messages import Pong
+from melld.engine.wire.spec import WorkerSpec
 from melld.ids import WorkerId
 from tests.engine.fleet.test_order import SLOT
 from tests.engine.fleet.virtual_daemon import VirtualDaemon
 from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
-from tests.engine.fleet.virtual_worker import VirtualHost, VirtualWorker
+from tests.engine.fleet.virtual_worker import VirtualChild, VirtualHost, VirtualWorker
 from tests.serve.offline_daemon import W0, OfflineDaemon
 
 
@@ -51,21 +53,22 @@ async def test_a_process_that_cannot_be_created_is_a_failed_start() -> None:
     assert supervisor.places[WorkerId("w0")].state is WorkerState.FAILED
 
 
-async def test_a_start_that_hits_a_bug_is_logged_and_retried() -> None:
+async def test_a_start_that_hits_a_bug_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that nobody restarts would be lost until the daemon's end."""
-    supervisor = Supervisor([SLOT], VirtualHost(), Nobody(), HealthConfig())
+
+    class Buggy(VirtualHost):
+        def spawn(self, spec: WorkerSpec, ear: Ear) -> VirtualChild:
+            raise RuntimeError("a bug")
+
+    supervisor = Supervisor([SLOT], Buggy(), Nobody(), HealthConfig())
+    supervisor.owner.anyone_was_ready = True
+    supervisor._have_all(Intent.IN_SERVICE)
+    supervisor.start_worker(WorkerId("w0"))
     place = supervisor.places[WorkerId("w0")]
-
-    async def fail() -> None:
-        raise RuntimeError("a bug")
-
-    supervisor.first.anyone_was_ready = True
-    supervisor._run._own(place, fail())
-    with pytest.raises(RuntimeError, match="a bug"):
-        await asyncio.wait_for(supervisor.watch(), 30)
     assert place.state is WorkerState.FAILED
-    assert "a bug in melld: RuntimeError: a bug" in place.detail
+    assert place.detail == "cannot start a process: a bug"
     assert place.timer is not None, "it is started again after a rest"
+    assert "RuntimeError: a bug" in caplog.text
     await supervisor.stop()
 
 
@@ -294,7 +297,7 @@ def test_a_step_may_take_as_long_as_configured() -> None:
 
 async def dozing(daemon: VirtualDaemon, willing: bool = True) -> Place:
     """Return the first worker, asked to doze, once it has answered."""
-    daemon.fleet.doze(W0)
+    daemon.fleet.supervisor.doze(W0)
     daemon.worker(W0).obey(willing)
     await daemon.flush()
     return daemon.fleet.places[W0]
@@ -332,7 +335,7 @@ def test_a_worker_that_cannot_doze_is_stopped(answers: bool) -> None:
             place = await dozing(daemon, willing=False)
         else:
             place = daemon.fleet.places[W0]
-            daemon.fleet.doze(W0)
+            daemon.fleet.supervisor.doze(W0)
             await asyncio.sleep(DOZE_DEADLINE_S)
         await asyncio.sleep(1)
         assert place.state is WorkerState.STOPPED
@@ -352,7 +355,7 @@ def test_each_doze_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         daemon.worker(W0).obey()
         await asyncio.sleep(2)
         await daemon.flush()
-        daemon.fleet.doze(W0)
+        daemon.fleet.supervisor.doze(W0)
         await asyncio.sleep(2)
         assert place.is_going_to_doze
         while daemon.worker(W0).inbox:
@@ -370,9 +373,9 @@ def test_a_worker_that_dies_while_dozing_is_reported_once() -> None:
 
     async def told(loop: VirtualLoop) -> None:
         daemon = await VirtualDaemon(loop, workers=2).start()
-        gone: list[WorkerId] = []
-        daemon.fleet.lending.owner = type("Owner", (), {"worker_gone": lambda _self, worker: gone.append(worker)})()
-        daemon.fleet.doze(W0)
+        daemon.fleet.supervisor.owner = owner = Lender()
+        gone = owner.gone
+        daemon.fleet.supervisor.doze(W0)
         daemon.worker(W0).obey()
         daemon.worker(W0).deliver()
         assert gone == [], "the other may still copy from it"
@@ -428,27 +431,28 @@ def test_a_crash_after_a_doze_is_not_forgiven_for_earlier_uptime() -> None:
     run_virtually(told)
 
 
-class Owner:
+class Lender(Owner):
     """Hears of the workers that it owns."""
 
     def __init__(self) -> None:
-        self.ended: list[WorkerEnded] = []
-        self.first = FirstLoads()
+        super().__init__()
+        self.exits: list[WorkerEnded] = []
+        self.gone: list[WorkerId] = []
 
-    def wanted(self, worker: WorkerId) -> None: ...
-    def worker_ready(self, worker: WorkerId, ready: Any) -> None: ...
-    def worker_gone(self, worker: WorkerId) -> None: ...
     def tell_offers(self) -> None: ...
 
-    def worker_ended(self, _worker: WorkerId, ended: WorkerEnded) -> None:
-        self.ended.append(ended)
+    def worker_ended(self, worker: WorkerId, ended: WorkerEnded) -> None:
+        self.exits.append(ended)
+
+    def worker_gone(self, worker: WorkerId) -> None:
+        self.gone.append(worker)
 
 
 def test_an_owner_hears_that_a_restart_in_back_off_was_cancelled() -> None:
     """It would wait forever for a worker that an operator has drained meanwhile."""
 
     async def told(loop: VirtualLoop) -> None:
-        owner = Owner()
+        owner = Lender()
         daemon = VirtualDaemon(loop, workers=1, owner=owner)
         supervisor = daemon.fleet.supervisor
         assert supervisor.load(W0)
@@ -458,6 +462,6 @@ def test_an_owner_hears_that_a_restart_in_back_off_was_cancelled() -> None:
         await daemon.settle()
         assert supervisor.places[W0].process is None
         supervisor.stop_worker(W0, stay_out=True)
-        assert [ended.expected for ended in owner.ended] == [False, True]
+        assert [ended.expected for ended in owner.exits] == [False, True]
 
     run_virtually(told)

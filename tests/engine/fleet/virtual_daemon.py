@@ -94,7 +94,7 @@ class VirtualDaemon:
         for slot in slots:
             self.fleet.supervisor.add([slot], self.hosts[slot.machine])
         if owner is not None and not is_alone:
-            self.fleet.let_to(owner)
+            self.fleet.supervisor.let_to(owner)
         self.executor = Executor(self.fleet, loop.time, MoveMeters(CollectorRegistry()))
         planner = Planner(Boundaries())
         ends = () if owner is None else (owner.tell_offers, loans)
@@ -159,19 +159,19 @@ class VirtualDaemon:
     def admit(self, blocks: int, length: int, prefix_blocks: int = 0, priority: int = 0) -> RequestId:
         request = RequestId(f"r{len(self.lengths)}")
         self.clients[request], self.lengths[request] = [], length
-        self.fleet.admit(core_request(Words(request, blocks, length, prefix_blocks, priority)))
+        self.fleet.requests.admit(core_request(Words(request, blocks, length, prefix_blocks, priority)))
         return request
 
     def leave(self, request: RequestId) -> None:
         """Disconnect its client."""
         self.left.add(request)
-        self.fleet.abort([request])
+        self.fleet.requests.abort([request])
 
     @property
     def errors(self) -> dict[RequestId, MelldError]:
         """Return how requests ended whose clients got an error."""
-        while not self.fleet.failures.empty():
-            request, error = self.fleet.failures.get_nowait()
+        while not self.fleet.requests.failures.empty():
+            request, error = self.fleet.requests.failures.get_nowait()
             self._errors[request] = error
         return self._errors
 
@@ -259,7 +259,7 @@ class VirtualDaemon:
         for _ in range(150):
             for name in self.names:
                 if self.fleet.supervisor.places[name].life.given_up:
-                    self.fleet.start_worker(name)
+                    self.fleet.supervisor.start_worker(name)
             for worker in self.workers():
                 worker.become_ready()
             await self.flush()
@@ -322,7 +322,7 @@ class VirtualDaemon:
                 yield f"{request} is {'held for' if held else 'given to'} {owner}, which is {self._state(owner)}"
             if held and self._state(owner) is not WorkerState.WAKING:
                 yield f"{request} is held for {owner}, which nobody wakes: {self._state(owner)}"
-        probation = self.fleet._requests.delivery._probation
+        probation = self.fleet.requests.probation
         lines = {request: worker for worker, line in probation._lines.items() for request in line}
         if lines != probation._worker_of:
             yield f"in the queue of suspects are {lines}, and by request {probation._worker_of}"
@@ -438,7 +438,7 @@ class VirtualDaemon:
         for request, live in self.fleet.live.items():
             if live.worker is None or not self.fleet.is_ready(live.worker):
                 continue
-            suspects = self.fleet._requests.delivery._probation._lines.get(live.worker, ())
+            suspects = self.fleet.requests.probation._lines.get(live.worker, ())
             if request in list(suspects)[1:] or self.worker(live.worker).hung:
                 continue
             if request not in self.worker(live.worker).copies:

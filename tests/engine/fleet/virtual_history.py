@@ -161,7 +161,7 @@ class History:
 
     def _resize(self, name: WorkerId, number: int) -> None:
         """Let others take memory of its device, or give it back."""
-        self.daemon.fleet.limit_capacity(name, (BLOCKS - number % 3) * BLOCK_BYTES)
+        self.daemon.fleet.change(name, capacity_bytes=(BLOCKS - number % 3) * BLOCK_BYTES)
 
     def _crash(self, name: WorkerId, number: int) -> None:
         self._worker(name).die(-signal.SIGABRT, heard=number % 4)
@@ -268,7 +268,7 @@ class History:
         await self.daemon.settle()
         for name in self.daemon.names:
             self._worker(name).hung = False
-            self.daemon.fleet.limit_capacity(name, BLOCKS * BLOCK_BYTES)
+            self.daemon.fleet.change(name, capacity_bytes=BLOCKS * BLOCK_BYTES)
             self.daemon.spawn(self.daemon.drains.resume(name))
         await self.daemon.finish()
 

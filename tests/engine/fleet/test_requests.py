@@ -1,11 +1,12 @@
 """Requests on their way to a worker: new, resumed from tokens, or on probation."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from melld.engine.fleet.delivery import Delivery
 from melld.engine.fleet.request import Live
+from melld.engine.fleet.requests import Requests
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
 from melld.ids import EventId, RequestId, WorkerId
@@ -23,14 +24,16 @@ class Wire:
             for name in (A, B)
         }
         self.sent: list[tuple[msgspec.Struct, list[Buffer]]] = []
-        self.delivery = Delivery(self.live, self.send)
+        none: Any = None
+        rest = none, none, none, none, lambda: none, lambda: 0.0, self.send, lambda _worker: True
+        self.requests = Requests(self.live, *rest)
 
     def send(self, _worker: WorkerId, message: msgspec.Struct, payload: Sequence[Buffer]) -> None:
         self.sent.append((message, list(payload)))
 
     def give_both(self) -> None:
         for live in self.live.values():
-            self.delivery.give(live, W0)
+            self.requests.give(live, W0)
 
 
 def test_a_new_request_is_sent_unchanged_and_a_resumed_one_with_its_tokens() -> None:
@@ -50,10 +53,10 @@ def test_a_departed_request_counts_as_received_once_the_next_worker_says_so() ->
     both = Wire()
     live = both.live[A]
     live.lose_worker(is_suspect=False)
-    both.delivery.give(live, W0)
-    both.delivery.taken(wire.RequestTaken(A, live.lease - 1))
+    both.requests.give(live, W0)
+    both.requests.taken(wire.RequestTaken(A, live.lease - 1))
     assert not live.taken
-    both.delivery.taken(wire.RequestTaken(A, live.lease))
+    both.requests.taken(wire.RequestTaken(A, live.lease))
     assert live.taken
 
 
@@ -66,6 +69,6 @@ def test_survivors_of_a_worker_s_death_are_retried_one_at_a_time() -> None:
     both.give_both()
     assert [message.request for message, _ in both.sent] == [A]  # type: ignore[attr-defined]
     both.live[B].worker = W0
-    both.delivery.acquit(A)
+    both.requests.acquit(A)
     assert [message.request for message, _ in both.sent] == [A, B]  # type: ignore[attr-defined]
-    assert both.delivery.worker_lost(W0) == frozenset()
+    assert both.requests.probation.worker_lost(W0) == frozenset()
