@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from melld.decisions.recorder import Recorder
-from melld.decisions.records import Record
+from melld.decisions.recorder import Recorder, decision
+from melld.decisions.records import Record, fact_records
 from melld.ids import NO_EVENT, EventId, RequestId
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
@@ -57,7 +57,7 @@ class Simulation:
         self._moves = Moves(settings, self.fleet, self.measures, self)
         self._planning = self._moves.planning
         self.now_s = 0.0
-        self._log, self._recorder = log, Recorder()
+        self._log, self._recorder = log, Recorder(scheduler)
         self._plain = self._planning is None and log is None
         self._decide = scheduler.handle
         self._told = NO_EVENT
@@ -214,23 +214,22 @@ class Simulation:
         """Handle an event where a log is kept or moves are planned; only such events need a number."""
         self._told = EventId(self._told + 1)
         event = msgspec.structs.replace(event, id=self._told)
-        self.record(event)
         commands = self._decide(event)
+        if self._log is not None:
+            list(map(self._log, self._recorder.facts(event)))
         if self._planning is not None:
             self._planning.consider(event, commands)
         for command in commands:
             if self._log is not None:
                 moves = [command] if isinstance(command, events.MoveRequest) else []
-                ways = {move.request: self._moves.way_of(move) for move in moves}
-                self._log(self._recorder.decision(self.now_s, command, ways))
+                self._log(decision(event, command, {move.request: self._moves.way_of(move) for move in moves}))
             self._apply[type(command)](command)
         self._moves.begin_planned()
 
     def record(self, event: AnyEvent) -> None:
-        """Log a fact, if a log is kept."""
+        """Log a fact that the scheduler does not hear of, if a log is kept."""
         if self._log is not None:
-            for record in self._recorder.facts(event):
-                self._log(record)
+            list(map(self._log, fact_records(event)))
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]
