@@ -6,6 +6,7 @@ compiled.  A schema that is recursive in the ordinary way (a tree whose children
 """
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from urllib.parse import unquote
 
@@ -62,32 +63,14 @@ class _Check:
         self._joints = [node for node in self._nodes if not _JOINTS.isdisjoint(node)]
         budget.spend(JOINT_VALUES * len(self._joints), param)
         self._anchors = {name: node for node in self._nodes for name in _anchors(node)}
-        self._settled: set[int] = set()
 
     def run(self) -> None:
         """Follow the in-place references of every object, including those in an enum's value, which is data."""
-        for node in self._joints:
-            self._follow(node)
-
-    def _follow(self, start: dict[str, Any]) -> None:
-        """Walk the schemas that apply in place of `start`, depth first, without recursion; refuse a circle."""
-        path: list[int] = []
-        on_path: set[int] = set()
-        waiting: list[tuple[dict[str, Any], bool]] = [(start, True)]
-        while waiting:
-            node, entering = waiting.pop()
-            if not entering:
-                on_path.discard(path.pop())
-                self._settled.add(id(node))
-                continue
-            if id(node) in on_path:
-                raise InvalidSchema("a $ref refers to itself without describing anything", self._param)
-            if id(node) in self._settled:
-                continue
-            path.append(id(node))
-            on_path.add(id(node))
-            waiting.append((node, False))
-            waiting.extend((inner, True) for inner in self._in_place(node))
+        applied = {id(node): [id(one) for one in self._in_place(node)] for node in self._joints}
+        try:
+            TopologicalSorter(applied).prepare()
+        except CycleError:
+            raise InvalidSchema("a $ref refers to itself without describing anything", self._param) from None
 
     def _in_place(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         reference = node.get("$ref")
