@@ -22,6 +22,7 @@ from melld.api.guards.tiers import TIERS
 from melld.api.stored_responses import ASKED
 from melld.config_values import MOST_PRIORITY
 from melld.control.status import DaemonStatus
+from melld.nested import containers
 
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
@@ -167,7 +168,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
             _say_who_goes_first(schemas[path, "takes"], components)
     for schema in components.values():
         _leave_out_refused(schema)
-        _name_the_encoding(schema)
+    _name_the_encodings(components)
     return schemas, components
 
 
@@ -186,15 +187,12 @@ def _leave_out_refused(schema: dict[str, Any]) -> None:
         schema.get("properties", {}).pop(name, None)
 
 
-def _name_the_encoding(schema: Any) -> None:
+def _name_the_encodings(components: dict[str, Any]) -> None:
     """Mark bytes within JSON as base64, for which pydantic uses a word of OpenAPI 3.0 that JSON Schema lacks."""
-    if isinstance(schema, dict):
-        if schema.get("type") == "string" and schema.get("format") == "binary":
+    for schema in containers(components):
+        if isinstance(schema, dict) and (schema.get("type"), schema.get("format")) == ("string", "binary"):
             del schema["format"]
             schema["contentEncoding"] = "base64"
-        schema = list(schema.values())
-    for inner in schema if isinstance(schema, list) else ():
-        _name_the_encoding(inner)
 
 
 def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ first wrong one.  Values that pydantic validates without interruption are limite
 
 import functools
 import types
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable
+from itertools import chain, islice
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, WrapValidator, create_model
@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError, ValidationError
 from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
 
 from melld.api.answers import bad
+from melld.nested import containers
 
 MAX_INNER_VALUES = 512
 """Objects and lists in one message or similar entry, which is validated in one go."""
@@ -155,20 +156,8 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
 
 def _holds_more_than(root: Any, most: int) -> bool:
     """Return True if it holds more than `most` objects and lists, except schemas, which are not validated here."""
-    waiting, found = [root], 0
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            inner: Iterable[Any] = [one for name, one in value.items() if name not in ("parameters", "input_schema")]
-        elif isinstance(value, list):
-            inner = value
-        else:
-            continue
-        found += 1
-        if found > most:
-            return True
-        waiting.extend(one for one in inner if isinstance(one, dict | list))
-    return False
+    found = containers(root, besides=("parameters", "input_schema"))
+    return sum(1 for _ in islice(found, most + 1)) > most
 
 
 def _check_tokens(values: list[Any], name: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from melld.errors import InvalidSchema, TooManyValues
+from melld.nested import containers
 
 MAX_VALUES = 20_000
 JOINT_VALUES = 4
@@ -98,14 +99,10 @@ class _Check:
 
 
 def _objects(root: dict[str, Any], param: str, budget: Budget) -> Iterator[dict[str, Any]]:
-    waiting: list[Any] = [root]
-    while waiting:
-        value = waiting.pop()
+    for value in containers(root):
         budget.spend(1 + len(value), param)
         if isinstance(value, dict):
             yield value
-        inner = value.values() if isinstance(value, dict) else value
-        waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 
 def _anchors(node: dict[str, Any]) -> Iterator[str]:
