@@ -4,15 +4,13 @@ Owns the request and the exit codes.  Never lays anything out: `melld.cli.status
 """
 
 import argparse
-import os
 import time
 from collections.abc import Iterator
 
 import msgspec
 
 from melld.cli import DONE
-from melld.cli.asking import NO_ANSWER, describe, failed
-from melld.cli.config_flags import daemon_directories
+from melld.cli.asking import NO_ANSWER, daemon_of, describe, failed
 from melld.control.client import ControlClient
 from melld.control.status import SCHEMA, DaemonStatus
 
@@ -32,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask the daemon and show its status; return the exit code."""
     show = _print_json if arguments.json else _print_tables
     try:
-        show(_statuses(ControlClient(daemon_directories(arguments, os.environ)), arguments.watch), arguments.watch)
+        show(_statuses(daemon_of(arguments), arguments.watch), arguments.watch)
     except KeyboardInterrupt:
         if not arguments.watch:
             raise
