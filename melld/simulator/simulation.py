@@ -187,7 +187,7 @@ class Simulation:
     def _preempt(self) -> None:
         for run in self.fleet.memory.overflowing():
             run.become(RunState.PREEMPTED)
-            self.measures.preemptions += 1
+            self.measures.counts.preemptions += 1
             self.handle(events.RequestPreempted(self.now_s, run.id))
 
     def _lose_machine(self, _subject: None, machine: int) -> None:
@@ -216,7 +216,8 @@ class Simulation:
         event = msgspec.structs.replace(event, id=self._told)
         commands = self._decide(event)
         if self._log is not None:
-            list(map(self._log, self._recorder.facts(event)))
+            for fact in self._recorder.facts(event):
+                self._log(fact)
         if self._planning is not None:
             self._planning.consider(event, commands)
         for command in commands:
@@ -229,7 +230,8 @@ class Simulation:
     def record(self, event: AnyEvent) -> None:
         """Log a fact that the scheduler does not hear of, if a log is kept."""
         if self._log is not None:
-            list(map(self._log, fact_records(event)))
+            for fact in fact_records(event):
+                self._log(fact)
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]
@@ -253,11 +255,11 @@ class Simulation:
         self.fleet.suspend(self._runs[command.request], self.now_s)
 
     def _queue(self, _command: events.QueueRequest) -> None:
-        self.measures.queued += 1
+        self.measures.counts.queued += 1
 
     def _refuse(self, command: events.RefuseRequest | events.ShedRequest) -> None:
         self.fleet.runs.pop(command.request).become(RunState.ENDED)
-        self.measures.refused += 1
+        self.measures.counts.refused += 1
 
     def _activate(self, command: events.ActivateWorker) -> None:
         self.fleet.wake(command.worker, self.now_s)
