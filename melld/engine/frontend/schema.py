@@ -1,8 +1,8 @@
-"""Check a client's JSON schema before anything compiles it.
+"""Checks a client's JSON schema before anything compiles it.
 
 Pure, and linear in the schema.  A reference that leads only to references (`{"$ref": "#"}`) describes no text, and a
 compiler that follows it loops or overflows its stack; a reference to nowhere or to another document cannot be
-compiled.  A schema that is recursive in the ordinary way (a tree whose children are trees) passes.
+compiled.  An ordinary recursive schema (a tree whose children are trees) passes.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ JOINT_VALUES = 4
 """Cost of following one reference or one list of alternatives."""
 MAX_REFERENCE_CHARACTERS = 1024
 _MISSING = object()
-# Keywords whose schemas apply to the same text as the schema that holds them: following them consumes nothing.
+# Keywords whose schemas apply to the same text as the enclosing schema: following them consumes no text.
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _JOINTS = frozenset({"$ref", *_IN_PLACE})
 
@@ -41,10 +41,10 @@ class Budget:
 
 
 def check_schema(schema: object, param: str, budget: Budget) -> None:
-    """Refuse a schema that is no JSON object, or whose references lead in a circle or to nowhere.
+    """Refuse a schema that is not a JSON object, or whose references form a cycle or lead nowhere.
 
     Raises:
-        InvalidSchema: with the reason.
+        InvalidSchema: gives the reason.
         TooManyValues: the schema is too large.
     """
     if isinstance(schema, bool):
