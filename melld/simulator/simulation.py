@@ -39,7 +39,7 @@ from melld.simulator.workload import Workload
 
 RUNNING, ENDED = RunState.RUNNING, RunState.ENDED
 STUCK_AFTER_S = 24 * 3600.0
-Sink = Callable[[Record], None]
+Sink = Callable[[Record], object]
 
 
 class Simulation:
