@@ -22,8 +22,6 @@ from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 class UnusableLog(MelldError):
     """The records are not a complete decision log."""
 
-    code = "unusable_log"
-
     def __init__(self, step: int, why: str) -> None:
         super().__init__(f"step {step} of the decision log cannot be replayed: {why}")
 
