@@ -1,6 +1,6 @@
-"""Calls: one table of the endpoints that vLLM's serving classes serve, with what each takes and gives.
+"""Calls: a table of the endpoints served by vLLM's serving classes, with their request and response models.
 
-Pure.  `melld.api.performing` has those classes serve a call; `melld.api.openapi` describes it.
+Pure.  `melld.api.performing` passes a call to those classes; `melld.api.openapi` describes it.
 """
 
 import sys
@@ -37,13 +37,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     takes: Any
     """vLLM's pydantic model of its body, or a union of several."""
     gives: Any
-    """That of its answer, unless it is a stream."""
+    """vLLM's model of its response, unless that is a stream."""
     parse: Callable[[dict[str, Any]], BaseModel]
-    """Turns a body into what it takes."""
+    """Parses a body into that model."""
     serving: str
     """The attribute of vLLM's serving state."""
     method: str = ""
-    """Its method; empty if the object itself is called."""
+    """The method that serves it; empty if the object itself is called."""
     api: str
     """The API's name, for errors."""
     dialect: Dialect = Dialect.OPENAI
@@ -52,13 +52,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
     max_body_bytes: int = sys.maxsize
-    """A limit below the configuration's, where the answer grows with the body and is made in one go."""
+    """A limit below the configured one, for an answer that grows with the body and is built all at once."""
     hears: bool = False
     """True if the body is a form with audio, not JSON."""
 
     @property
     def streams(self) -> bool:
-        """Return True if it answers with a stream of events where `stream` asks for one."""
+        """Return True if it can answer with a stream of events, on request."""
         return "stream" in getattr(self.takes, "model_fields", ())
 
     def limits(self, config: ServerConfig) -> ServerConfig:
@@ -96,7 +96,7 @@ _RERANK = _pooling(
     api="Rerank",
 )
 POOLING = frozenset({"serving_embedding", "serving_scores", "serving_classification", "serving_pooling"})
-"""What serves the calls of models that write nothing."""
+"""The serving attributes of models that generate no text."""
 CALLS = {
     "/v1/chat/completions": _of(
         ChatCompletionRequest,
@@ -132,7 +132,7 @@ CALLS = {
         method="create_messages",
         api="Messages",
         dialect=Dialect.ANTHROPIC,
-        dump={"exclude_none": True, "serialize_as_any": True},  # the usage has more than vLLM's
+        dump={"exclude_none": True, "serialize_as_any": True},  # its usage has more fields than vLLM's
     ),
     "/v1/messages/count_tokens": _of(
         anthropic.AnthropicCountTokensRequest,
