@@ -1,7 +1,8 @@
 """A tiny Llama for trying melld without a download: random weights and a trained tokenizer.
 
-Owns the files of a demo model's directory.  Never imports torch or transformers and never uses the network: the weights
-are numpy arrays written as safetensors, so the daemon's process may call this too.
+Writes the files of a demo model's directory; `data/` holds those that never change.  Never imports torch or
+transformers and never uses the network: its weights are numpy arrays written as safetensors, so the daemon may call
+this too.  Answers end after 128 tokens, about a second: the random text has no natural end.
 
 Its text is gibberish, but the rest is real: byte-level BPE, special tokens, a chat template with tools (calls in the
 `<tool_call>` form of vLLM's `hermes` parser), grouped-query attention and rope.  The same seed gives the same bytes;
@@ -13,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 
 VOCABULARY = 2048
 """Number of tokens, special tokens included."""
-
-CONTEXT_TOKENS = 32768
-ANSWER_TOKENS = 128
-"""Default length of an answer, about a second: the random text has no natural end."""
 
 LAYERS = 4
 HIDDEN = 256
@@ -50,49 +48,6 @@ FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-
-CHAT_TEMPLATE = """\
-{%- set start, end = '<|im_start|>', '<|im_end|>\\n' -%}
-{{- bos_token -}}
-{%- set system = namespace(text='') -%}
-{%- if messages and messages[0].role == 'system' -%}
-    {%- set system.text = messages[0].content -%}
-{%- endif -%}
-{%- if tools -%}
-    {{- start + 'system\\n' + (system.text + '\\n\\n' if system.text else '') -}}
-    {{- 'You may call these functions:\\n<tools>\\n' -}}
-    {%- for tool in tools -%}
-        {{- (tool | tojson) + '\\n' -}}
-    {%- endfor -%}
-    {{- '</tools>\\nTo call one, answer with:\\n' -}}
-    {{- '<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>' + end -}}
-{%- elif system.text -%}
-    {{- start + 'system\\n' + system.text + end -}}
-{%- endif -%}
-{%- for message in messages -%}
-    {%- if message.role == 'tool' -%}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{- start + 'user' -}}{%- endif -%}
-        {{- '\\n<tool_response>\\n' + (message.content or '') + '\\n</tool_response>' -}}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- end -}}{%- endif -%}
-    {%- elif message.role == 'assistant' -%}
-        {{- start + 'assistant\\n' + (message.content or '') -}}
-        {%- for call in message.tool_calls or [] -%}
-            {%- set function = call.function or call -%}
-            {{- '\\n<tool_call>\\n{"name": "' + function.name + '", "arguments": ' -}}
-            {{- function.arguments if function.arguments is string else function.arguments | tojson -}}
-            {{- '}\\n</tool_call>' -}}
-        {%- endfor -%}
-        {{- end -}}
-    {%- elif message.role in ('user', 'system', 'developer') -%}
-        {%- if not (loop.first and message.role == 'system') -%}
-            {{- start + message.role + '\\n' + (message.content or '') + end -}}
-        {%- endif -%}
-    {%- else -%}
-        {{- raise_exception('unknown role: ' ~ message.role) -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- start + 'assistant\\n' -}}{%- endif -%}
-"""
 
 
 def make_demo_model(directory: Path, seed: int = 0) -> None:
@@ -142,19 +97,15 @@ def _write_files(directory: Path, seed: int) -> None:
     from safetensors.numpy import save_file
 
     _write_tokenizer(directory)
-    _write_json(directory / "config.json", _model_config(seed))
-    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "max_new_tokens": ANSWER_TOKENS}
-    ids = {"bos_token_id": 0, "eos_token_id": [1, 4], "pad_token_id": 2}
-    _write_json(directory / "generation_config.json", sampling | ids)
+    (directory / "config.json").write_text(json.dumps(_model_config(seed), indent=2) + "\n")
+    (directory / "generation_config.json").write_text(_data("generation_config.json"))
     save_file(_weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "model.safetensors").chmod(0o644)  # safetensors makes it private; the service runs as another user
 
 
 def _model_config(seed: int) -> dict[str, Any]:
     """Return the fields of transformers' LlamaConfig."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    shape = {
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
@@ -162,21 +113,8 @@ def _model_config(seed: int) -> dict[str, Any]:
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_WIDTH,
-        "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT_TOKENS,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-        "use_cache": True,
-        "dtype": "float32",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-        "melld_demo_seed": seed,
     }
+    return {**json.loads(_data("config.json")), **shape, "melld_demo_seed": seed}
 
 
 def _weights(seed: int) -> "dict[str, np.ndarray]":
@@ -233,19 +171,8 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer.train_from_iterator(_training_text(), trainer)
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKER_TOKENS])
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    _write_json(
-        directory / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": CONTEXT_TOKENS,
-            "clean_up_tokenization_spaces": False,
-            "bos_token": BEGIN,
-            "eos_token": END,
-            "pad_token": PAD,
-            "additional_special_tokens": [TURN_START, TURN_END],
-        },
-    )
+    (directory / "chat_template.jinja").write_text(_data("chat_template.jinja"))
+    (directory / "tokenizer_config.json").write_text(_data("tokenizer_config.json"))
 
 
 def _training_text() -> list[str]:
@@ -256,5 +183,6 @@ def _training_text() -> list[str]:
     return [topics[name] for name in sorted(topics)] + shapes
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+def _data(name: str) -> str:
+    """Return one of the model's files that are the same for every seed and shape, or the fixed part of it."""
+    return files("melld").joinpath("data", name).read_text(encoding="utf-8")

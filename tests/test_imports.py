@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 TABLE = """
-P  errors  ids  nearest  printable  config_values  config_reading  config_server  config  config_text
+P  errors  ids  nearest  nested  printable  config_values  config_reading  config_server  config  config_text
 P  kvstore.geometry  kvstore.kept  kvstore.ledger*  kvstore.device_reading  kvstore.capacity  kvstore.prefixes
 P  scheduler.*
 P  engine.fleet.life

@@ -43,7 +43,7 @@ def waits_s(load: Workload, gpus: int, seed: int, hole_s: float) -> tuple[float,
     measures = Simulation(settings, load, make_scheduler("mell-slo", settings, choices)).run()
     waited_s = np.array(measures.placed_s) - np.array(load.arrival_s)
     large = np.array(load.prompt_tokens) == LARGE_TOKENS
-    return float(np.percentile(waited_s[large], 99)), float(waited_s.mean()), measures.moves
+    return float(np.percentile(waited_s[large], 99)), float(waited_s.mean()), measures.counts.migrations
 
 
 def main() -> int:

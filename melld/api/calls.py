@@ -1,6 +1,6 @@
-"""Calls: one table of the endpoints that vLLM's serving classes serve, with what each takes and gives.
+"""Calls: a table of the endpoints served by vLLM's serving classes, with their request and response models.
 
-Pure.  `melld.api.performing` has those classes serve a call; `melld.api.openapi` describes it.
+Pure.  `melld.api.performing` passes a call to those classes; `melld.api.openapi` describes it.
 """
 
 import sys
@@ -9,46 +9,17 @@ from typing import Any
 
 import msgspec
 from pydantic import BaseModel
-from vllm.entrypoints.anthropic.protocol import (
-    AnthropicCountTokensRequest,
-    AnthropicCountTokensResponse,
-    AnthropicMessagesRequest,
-    AnthropicMessagesResponse,
-)
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
-from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
-from vllm.entrypoints.pooling.classify.protocol import (
-    ClassificationCompletionRequest,
-    ClassificationRequest,
-    ClassificationResponse,
-)
-from vllm.entrypoints.pooling.embed.protocol import (
-    CohereEmbedRequest,
-    CohereEmbedResponse,
-    EmbeddingCompletionRequest,
-    EmbeddingRequest,
-    EmbeddingResponse,
-)
-from vllm.entrypoints.pooling.pooling.protocol import PoolingCompletionRequest, PoolingRequest, PoolingResponse
-from vllm.entrypoints.pooling.scoring.protocol import ScoreRequest, ScoreResponse
-from vllm.entrypoints.serve.tokenize.protocol import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-    TokenizeResponse,
-)
-from vllm.entrypoints.speech_to_text.transcription.protocol import (
-    TranscriptionRequest,
-    TranscriptionResponse,
-    TranscriptionResponseVerbose,
-)
-from vllm.entrypoints.speech_to_text.translation.protocol import (
-    TranslationRequest,
-    TranslationResponse,
-    TranslationResponseVerbose,
-)
+from vllm.entrypoints.anthropic import protocol as anthropic
+from vllm.entrypoints.openai.chat_completion import protocol as chat
+from vllm.entrypoints.openai.completion import protocol as completion
+from vllm.entrypoints.openai.responses import protocol as responses
+from vllm.entrypoints.pooling.classify import protocol as classify
+from vllm.entrypoints.pooling.embed import protocol as embed
+from vllm.entrypoints.pooling.pooling import protocol as pooling
+from vllm.entrypoints.pooling.scoring import protocol as scoring
+from vllm.entrypoints.serve.tokenize import protocol as tokenize
+from vllm.entrypoints.speech_to_text.transcription import protocol as transcription
+from vllm.entrypoints.speech_to_text.translation import protocol as translation
 
 from melld.api.answers import Dialect
 from melld.api.parsing import patient, trying
@@ -56,7 +27,7 @@ from melld.api.serving.requests import ChatCompletionRequest, ResponsesRequest
 from melld.api.serving.rerank import Rerank, RerankAnswer
 from melld.config_server import ServerConfig
 
-_TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(TokenizeChatRequest), patient(TokenizeCompletionRequest)
+_TOKENIZE_CHAT, _TOKENIZE_TEXT = patient(tokenize.TokenizeChatRequest), patient(tokenize.TokenizeCompletionRequest)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +37,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     takes: Any
     """vLLM's pydantic model of its body, or a union of several."""
     gives: Any
-    """That of its answer, unless it is a stream."""
+    """vLLM's model of its response, unless that is a stream."""
     parse: Callable[[dict[str, Any]], BaseModel]
-    """Turns a body into what it takes."""
+    """Parses a body into that model."""
     serving: str
     """The attribute of vLLM's serving state."""
     method: str = ""
-    """Its method; empty if the object itself is called."""
+    """The method that serves it; empty if the object itself is called."""
     api: str
     """The API's name, for errors."""
     dialect: Dialect = Dialect.OPENAI
@@ -81,13 +52,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     dump: dict[str, Any] = {}
     """Arguments of `model_dump_json` for the response."""
     max_body_bytes: int = sys.maxsize
-    """A limit below the configuration's, where the answer grows with the body and is made in one go."""
+    """A limit below the configured one, for an answer that grows with the body and is built all at once."""
     hears: bool = False
     """True if the body is a form with audio, not JSON."""
 
     @property
     def streams(self) -> bool:
-        """Return True if it answers with a stream of events where `stream` asks for one."""
+        """Return True if it can answer with a stream of events, on request."""
         return "stream" in getattr(self.takes, "model_fields", ())
 
     def limits(self, config: ServerConfig) -> ServerConfig:
@@ -111,8 +82,8 @@ def _tokenize(body: dict[str, Any]) -> BaseModel:
 
 
 _SCORE = _pooling(
-    ScoreRequest,
-    ScoreResponse,
+    scoring.ScoreRequest,
+    scoring.ScoreResponse,
     "Score pairs of texts with a scoring or embedding model",
     serving="serving_scores",
     api="Score",
@@ -125,19 +96,19 @@ _RERANK = _pooling(
     api="Rerank",
 )
 POOLING = frozenset({"serving_embedding", "serving_scores", "serving_classification", "serving_pooling"})
-"""What serves the calls of models that write nothing."""
+"""The serving attributes of models that generate no text."""
 CALLS = {
     "/v1/chat/completions": _of(
         ChatCompletionRequest,
-        ChatCompletionResponse,
+        chat.ChatCompletionResponse,
         "Chat completion (OpenAI)",
         serving="openai_serving_chat",
         method="create_chat_completion",
         api="Chat Completions",
     ),
     "/v1/completions": _of(
-        CompletionRequest,
-        CompletionResponse,
+        completion.CompletionRequest,
+        completion.CompletionResponse,
         "Text completion (OpenAI)",
         serving="openai_serving_completion",
         method="create_completion",
@@ -145,7 +116,7 @@ CALLS = {
     ),
     "/v1/responses": _of(
         ResponsesRequest,
-        ResponsesResponse,
+        responses.ResponsesResponse,
         "Create a response (OpenAI)",
         serving="openai_serving_responses",
         method="create_responses",
@@ -154,18 +125,18 @@ CALLS = {
         dump={"by_alias": True},
     ),
     "/v1/messages": _of(
-        AnthropicMessagesRequest,
-        AnthropicMessagesResponse,
+        anthropic.AnthropicMessagesRequest,
+        anthropic.AnthropicMessagesResponse,
         "Create a message (Anthropic)",
         serving="anthropic_serving_messages",
         method="create_messages",
         api="Messages",
         dialect=Dialect.ANTHROPIC,
-        dump={"exclude_none": True, "serialize_as_any": True},  # the usage has more than vLLM's
+        dump={"exclude_none": True, "serialize_as_any": True},  # its usage has more fields than vLLM's
     ),
     "/v1/messages/count_tokens": _of(
-        AnthropicCountTokensRequest,
-        AnthropicCountTokensResponse,
+        anthropic.AnthropicCountTokensRequest,
+        anthropic.AnthropicCountTokensResponse,
         "Count the tokens of a message (Anthropic)",
         serving="anthropic_serving_messages",
         method="count_tokens",
@@ -175,16 +146,16 @@ CALLS = {
         dump={"exclude_none": True},
     ),
     "/v1/embeddings": _pooling(
-        EmbeddingRequest,
-        EmbeddingResponse,
+        embed.EmbeddingRequest,
+        embed.EmbeddingResponse,
         "Embed texts with an embedding model",
-        plain=EmbeddingCompletionRequest,
+        plain=embed.EmbeddingCompletionRequest,
         serving="serving_embedding",
         api="Embeddings",
     ),
     "/v2/embed": _pooling(
-        CohereEmbedRequest,
-        CohereEmbedResponse,
+        embed.CohereEmbedRequest,
+        embed.CohereEmbedResponse,
         "Embed texts (Cohere format)",
         serving="serving_embedding",
         api="Embeddings",
@@ -195,24 +166,24 @@ CALLS = {
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
     "/classify": _pooling(
-        ClassificationRequest,
-        ClassificationResponse,
+        classify.ClassificationRequest,
+        classify.ClassificationResponse,
         "Classify texts with a classification model",
-        plain=ClassificationCompletionRequest,
+        plain=classify.ClassificationCompletionRequest,
         serving="serving_classification",
         api="Classification",
     ),
     "/pooling": _pooling(
-        PoolingRequest,
-        PoolingResponse,
+        pooling.PoolingRequest,
+        pooling.PoolingResponse,
         "Pool texts or their tokens into vectors with a pooling model",
-        plain=PoolingCompletionRequest,
+        plain=pooling.PoolingCompletionRequest,
         serving="serving_pooling",
         api="Pooling",
     ),
     "/v1/audio/transcriptions": _of(
-        TranscriptionRequest,
-        TranscriptionResponse | TranscriptionResponseVerbose,
+        transcription.TranscriptionRequest,
+        transcription.TranscriptionResponse | transcription.TranscriptionResponseVerbose,
         "Transcribe speech",
         serving="openai_serving_transcription",
         method="create_transcription",
@@ -220,8 +191,8 @@ CALLS = {
         hears=True,
     ),
     "/v1/audio/translations": _of(
-        TranslationRequest,
-        TranslationResponse | TranslationResponseVerbose,
+        translation.TranslationRequest,
+        translation.TranslationResponse | translation.TranslationResponseVerbose,
         "Translate speech into English text",
         serving="openai_serving_translation",
         method="create_translation",
@@ -230,8 +201,8 @@ CALLS = {
     ),
     "/tokenize": Call(
         summary="Convert text to tokens",
-        takes=TokenizeChatRequest | TokenizeCompletionRequest,
-        gives=TokenizeResponse,
+        takes=tokenize.TokenizeChatRequest | tokenize.TokenizeCompletionRequest,
+        gives=tokenize.TokenizeResponse,
         parse=_tokenize,
         serving="serving_tokenization",
         method="create_tokenize",
@@ -240,8 +211,8 @@ CALLS = {
         max_body_bytes=1 << 20,
     ),
     "/detokenize": _of(
-        DetokenizeRequest,
-        DetokenizeResponse,
+        tokenize.DetokenizeRequest,
+        tokenize.DetokenizeResponse,
         "Convert tokens to text",
         serving="serving_tokenization",
         method="create_detokenize",

@@ -127,7 +127,7 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
     if param is None and isinstance(error, RequestTooLarge):
         param = next((name for name in _PROMPTS if name in parameters), None)
     if isinstance(error, TooManyPromptLogprobs) and param not in parameters:
-        param = "logprobs"  # with echo
+        param = "logprobs"  # `logprobs` together with `echo`
     if param is None and isinstance(error, ConstraintRefused):
         param = next((name for name in _CONSTRAINTS if name in parameters), None)
     headers: dict[str, str] = {}
@@ -141,7 +141,7 @@ def _answer_to_our_own(error: MelldError, parameters: frozenset[str]) -> Answer:
 def _answer_to_validation(error: ValidationError) -> Answer:
     """Answer as vLLM's handler of a RequestValidationError does, but in one line of bounded length."""
     errors = [one for one in error.errors(include_url=False, include_input=False) if one["type"] != NOT_LOOKED_AT]
-    if errors and isinstance((*errors[0]["loc"], None)[0], int):  # vLLM has looked at them by themselves
+    if errors and isinstance((*errors[0]["loc"], None)[0], int):  # vLLM has validated the entries individually
         return Answer(400, _said_of_entry(errors), param="messages")
     param = None
     for one in errors:
@@ -197,6 +197,6 @@ def _finer(message: str, param: str | None, parameters: frozenset[str]) -> tuple
 
 
 def _parameter_named_in(message: str, parameters: frozenset[str]) -> str | None:
-    """Return the field that starts the message, else the first one in it that cannot be an English word."""
+    """Return the field that starts the message, else the first one that is not an English word."""
     words = re.findall(r"[a-z_]+", message)
     return next((w for i, w in enumerate(words) if w in parameters and (i == 0 or "_" in w)), None)

@@ -1,8 +1,8 @@
 """Keeps the answers of vLLM's serving class for `/v1/responses` in `StoredResponses`, in place of its own stores.
 
-Owns the seam: vLLM's class keeps responses, prompts and tasks in dictionaries that never shrink and know no keys.  Each
-call gets a copy of it whose dictionaries hold what belongs to the call, and whose answers in the background `Keeping`
-makes.
+Owns the seam: vLLM's class keeps responses, prompts and tasks in dictionaries that never shrink and ignore API keys.
+Each call gets a copy of it whose dictionaries hold only what belongs to the call; `Keeping` generates its background
+responses.
 """
 
 import asyncio
@@ -60,9 +60,9 @@ class Keeping:
         self._goes_on = goes_on
         self._turns = turns
         self._answers: dict[str, ResponsesResponse] = {}
-        """By id: the previous one, and this call's if it is to be stored."""
+        """By id: the previous response, and this call's if it is to be stored."""
         self._prompts: dict[str, list[Any]] = {}
-        """Theirs, in vLLM's form."""
+        """Their messages, in vLLM's form."""
 
     async def prepare(self, limits: ServerConfig, off_loop: OffLoop) -> None:
         """Find the response that this one continues from.
@@ -97,7 +97,7 @@ class Keeping:
 
         def in_background(*arguments: Any) -> Coroutine[Any, Any, None]:
             stored = self._queue()
-            another = self.serving(handler)  # `own`, which has this function, would refer to itself
+            another = self.serving(handler)  # otherwise `own`, which holds this function, would refer to itself
             if self._request.stream:
                 return self._make_stream(stored, another.responses_stream_generator(*arguments))
             return self._make(stored, another, arguments)
@@ -107,7 +107,7 @@ class Keeping:
         return own
 
     async def kept(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of `work`, and keep it."""
+        """Return the result of `work`, and store it."""
         result = await work
         if self._request.background:
             return result
@@ -143,7 +143,7 @@ class Keeping:
         return stored
 
     async def _make(self, stored: Stored, handler: Any, arguments: tuple[Any, ...]) -> None:
-        """Make the answer in the background."""
+        """Generate the response in the background."""
         long = LongAnswer(self._turns)
         with self._working(stored):
             made = await long.leaving_out(handler).responses_full_generator(*arguments)
@@ -152,7 +152,7 @@ class Keeping:
             self._finish(stored, await long.encode(made, _DUMP))
 
     async def _make_stream(self, stored: Stored, events: AsyncGenerator[Any, None]) -> None:
-        """Make the answer in the background, event by event."""
+        """Generate the response in the background, event by event."""
         with self._working(stored):
             async with contextlib.aclosing(events):
                 async for event in events:
@@ -170,7 +170,7 @@ class Keeping:
 
     @contextlib.contextmanager
     def _working(self, stored: Stored) -> Iterator[None]:
-        """Work for the answer in this task; keep what it fails with."""
+        """Run the background work in this task; record how it fails."""
         stored.work = asyncio.current_task()
         try:
             with self._goes_on():

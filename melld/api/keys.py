@@ -22,16 +22,16 @@ _DIGEST = re.compile(f"{_PREFIX}([0-9a-f]{{64}})", re.IGNORECASE)
 
 
 class Client(msgspec.Struct, frozen=True):
-    """A client, known by its key."""
+    """A client, identified by its key."""
 
     name: str = ""
-    """Its own, or its key's number; empty if no key is needed."""
+    """The configured name, or its key's number; empty if no key is needed."""
     priority: int | None = None
-    """Of requests that ask for none, if it has one of its own."""
+    """The priority of requests that set none, if configured for this client."""
     min_priority: int | None = None
-    """The most urgent that it may ask for, if it has a limit of its own."""
+    """The most urgent priority that it may set, if configured for this client."""
     owner: bytes = b""
-    """What its stored responses are kept under: its name, or its key's digest, as numbers change with the file."""
+    """Owner of its stored responses: its name, or its key's digest, as numbers change with the file."""
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Keys(msgspec.Struct, frozen=True):
         return len({client.name for client in self.clients.values()})
 
     def owners(self) -> set[bytes]:
-        """Return what the clients' stored responses are kept under."""
+        """Return the owners of stored responses."""
         return {client.owner for client in self.clients.values()} or {Client().owner}
 
     def client_of(self, presented: str | None) -> Client | None:

@@ -1,8 +1,8 @@
-"""Builds long answers in pieces, so that many log-probabilities, embeddings or choices do not block the event loop.
+"""Builds long answers in pieces, so that many logprobs, embeddings or choices do not block the event loop.
 
-vLLM makes an answer's log-probabilities in one go, and pydantic its JSON.  Here the log-probabilities of an answer that
-is not a stream are left out at first and made piece by piece; long lists are left out of the JSON and inserted piece by
-piece.  The result equals vLLM's, byte for byte.
+vLLM builds all logprobs of an answer at once, and pydantic all of its JSON.  Here the logprobs of a non-streamed answer
+are left out at first and built in pieces; long lists are left out of the JSON and inserted in pieces.  The result
+equals vLLM's byte for byte.
 """
 
 import copy
@@ -21,18 +21,18 @@ from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs
 from melld.engine.frontend.turns import Turns
 
 PIECE = 500
-"""Values made or written in one turn of the loop: one to three milliseconds."""
+"""Values built or written per loop iteration: one to three milliseconds."""
 
 
 class Unmade(msgspec.Struct, frozen=True):
-    """Log-probabilities that are still to be made."""
+    """Logprobs that have yet to be built."""
 
     stands_in: BaseModel
     """The placeholder, or the one item of the list that is the placeholder."""
     make: Callable[..., Any]
     arguments: dict[str, Any]
     source: str
-    """The argument with vLLM's log-probabilities, by token."""
+    """The argument that holds vLLM's logprobs, by token."""
 
 
 # The method of a serving class, its argument with vLLM's log-probabilities, and what stands in for a result.
@@ -44,19 +44,19 @@ _LATE: tuple[tuple[str, str, Callable[[], BaseModel] | None], ...] = (
 
 
 def _width(logprobs: Any) -> int:
-    """Return the number of log-probabilities of one token."""
+    """Return the number of logprobs of one token."""
     return 1 + len(logprobs[-1] or ()) if logprobs else 1
 
 
 class LongAnswer:
-    """An answer of vLLM that is not a stream."""
+    """A non-streamed answer of vLLM."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._unmade: dict[int, Unmade] = {}
 
     def leaving_out(self, handler: Any) -> Any:
-        """Return vLLM's serving class without long log-probabilities, which `encode` adds."""
+        """Return vLLM's serving class without long logprobs, which `encode` adds."""
         own = copy.copy(handler)
         for method, source, empty in _LATE:
             if hasattr(handler, method):
@@ -105,7 +105,7 @@ class LongAnswer:
         yield b"]"
 
     async def _late_json(self, unmade: Unmade, dump: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Make and write one stretch at a time, so that the objects of written stretches are freed."""
+        """Build and write one stretch at a time, so that the objects of written stretches are freed."""
         tokens, logprobs = unmade.arguments["token_ids"], unmade.arguments[unmade.source]
         step = max(1, PIECE // _width(logprobs))
         written: dict[str, list[bytes]] = {}

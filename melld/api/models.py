@@ -1,6 +1,6 @@
-"""The models that calls may use, and which one a call uses.
+"""The models that calls may use, and the choice of one for each call.
 
-Owns the choice.  A model's names are its own and those of its adapters.
+A model's names include those of its adapters.
 """
 
 from collections.abc import Sequence
@@ -19,31 +19,31 @@ class AskedModel(Protocol):
 
     names: tuple[str, ...]
     serving: State | None
-    """vLLM's serving classes, as `init_app_state` leaves them; None until the model was loaded once."""
+    """vLLM's serving classes, as `init_app_state` leaves them; None until the model has been loaded once."""
 
     def called(self) -> AbstractContextManager[None]:
         """Count a call inside the context."""
 
     async def until_loaded(self) -> None:
-        """Have a model loaded; raise if that fails or takes too long."""
+        """Load the model if necessary; raise if that fails or takes too long."""
 
     def check_queue(self, client: str, priority: int) -> None:
-        """Raise if the full queue would send away a request of this client and priority on arrival."""
+        """Raise if the full queue would turn away a request of this client and priority on arrival."""
 
     def why_closed(self) -> str | None:
-        """Say why no call is admitted, not even to wait; None if calls are."""
+        """Return why no call is admitted, not even to wait; None if calls are."""
 
     def status(self) -> ModelStatus:
         """Return what clients may know of the model."""
 
 
 def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
-    """Return the model called `name`, without a name the first.
+    """Return the model called `name`, or the first one if there is no name.
 
     Raises:
         Refusal: 404, none has that name.
     """
-    is_named = isinstance(name, str) and name  # else vLLM says what is wrong
+    is_named = isinstance(name, str) and name  # otherwise vLLM says what is wrong
     found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
     if found is None:
         known = ", ".join(name for one in models for name in one.names)

@@ -22,6 +22,7 @@ from melld.api.guards.tiers import TIERS
 from melld.api.stored_responses import ASKED
 from melld.config_values import MOST_PRIORITY
 from melld.control.status import DaemonStatus
+from melld.nested import containers
 
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
@@ -88,8 +89,8 @@ class Versions(msgspec.Struct, frozen=True):
     vllm: str
 
 
-class Looked(NamedTuple):
-    """A page's answer: a model, or only a media type."""
+class Plain(NamedTuple):
+    """The answer to a request without a body: a model, or only a media type."""
 
     gives: Any
     summary: str
@@ -98,34 +99,31 @@ class Looked(NamedTuple):
     """Served without a key."""
 
 
-LOOKED: dict[str, Looked] = {
-    "/": Looked(None, "Dashboard that shows /status live", "text/html", open=True),
-    "/health": Looked(Health, "Liveness: the daemon's event loop runs", open=True),
-    "/ready": Looked(Readiness, "Readiness: 503 with the reason if no request can be served", open=True),
-    "/version": Looked(Versions, "Versions of melld and vLLM"),
-    "/metrics": Looked(None, "Metrics in Prometheus text format", "text/plain"),
-    "/status": Looked(DaemonStatus, "Current workers and requests"),
-    "/openapi.json": Looked(None, "This document"),
-    "/v1/models": Looked(ModelList, "Served models"),
-    "/v1/models/{model}": Looked(ModelCard, "One model"),
-}
-
 _STORED, _CANCEL = ASKED
-STORED: dict[tuple[str, str], Looked] = {
-    (_STORED, "get"): Looked(ResponsesResponse, "A stored response, complete or in progress"),
-    (_STORED, "delete"): Looked(Deleted, "Delete a stored response, cancelling it if it is running"),
-    (_CANCEL, "post"): Looked(ResponsesResponse, "Cancel a background response"),
+PLAIN: dict[tuple[str, str], Plain] = {
+    ("/", "get"): Plain(None, "Dashboard that shows /status live", "text/html", open=True),
+    ("/health", "get"): Plain(Health, "Liveness: the daemon's event loop runs", open=True),
+    ("/ready", "get"): Plain(Readiness, "Readiness: 503 with the reason if no request can be served", open=True),
+    ("/version", "get"): Plain(Versions, "Versions of melld and vLLM"),
+    ("/metrics", "get"): Plain(None, "Metrics in Prometheus text format", "text/plain"),
+    ("/status", "get"): Plain(DaemonStatus, "Current workers and requests"),
+    ("/openapi.json", "get"): Plain(None, "This document"),
+    ("/v1/models", "get"): Plain(ModelList, "Served models"),
+    ("/v1/models/{model}", "get"): Plain(ModelCard, "One model"),
+    (_STORED, "get"): Plain(ResponsesResponse, "A stored response, complete or in progress"),
+    (_STORED, "delete"): Plain(Deleted, "Delete a stored response, cancelling it if it is running"),
+    (_CANCEL, "post"): Plain(ResponsesResponse, "Cancel a background response"),
 }
+"""By path and method."""
 
 
 @functools.cache
 def openapi_document() -> bytes:
     """Return the document as JSON."""
     schemas, components = _schemas()
-    paths: dict[str, Any] = {path: {"get": _page(path, page, schemas)} for path, page in LOOKED.items()}
-    paths |= {path: {"post": _call(path, schemas)} for path in CALLS}
-    for (path, method), asked in STORED.items():
-        paths.setdefault(path, {})[method] = _page(path, asked, schemas, method)
+    paths: dict[str, Any] = {path: {"post": _call(path, schemas)} for path in CALLS}
+    for (path, method), plain in PLAIN.items():
+        paths.setdefault(path, {})[method] = _plain(path, method, plain, schemas)
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -148,11 +146,10 @@ def openapi_document() -> bytes:
 
 
 def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
-    """Return the schema of each (path, `takes` or `gives`), and the components that they name."""
-    pages = {(path, "gives"): page.gives for path, page in LOOKED.items() if page.gives is not None}
-    pages |= {place: asked.gives for place, asked in STORED.items()}
-    of_vllm = {place: gives for place, gives in pages.items() if issubclass(gives, BaseModel)}
-    ours = {place: gives for place, gives in pages.items() if place not in of_vllm}
+    """Return the schema of each (call, `takes` or `gives`) and (path, method), and the components that they name."""
+    plain = {place: one.gives for place, one in PLAIN.items() if one.gives is not None}
+    of_vllm = {place: gives for place, gives in plain.items() if issubclass(gives, BaseModel)}
+    ours = {place: gives for place, gives in plain.items() if place not in of_vllm}
     wanted = [((path, "takes"), "validation", TypeAdapter(call.takes)) for path, call in CALLS.items()]
     wanted += [((path, "gives"), "serialization", TypeAdapter(call.gives)) for path, call in CALLS.items()]
     wanted += [(place, "serialization", TypeAdapter(gives)) for place, gives in of_vllm.items()]
@@ -167,7 +164,7 @@ def _schemas() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
             _say_who_goes_first(schemas[path, "takes"], components)
     for schema in components.values():
         _leave_out_refused(schema)
-        _name_the_encoding(schema)
+    _name_the_encodings(components)
     return schemas, components
 
 
@@ -186,15 +183,12 @@ def _leave_out_refused(schema: dict[str, Any]) -> None:
         schema.get("properties", {}).pop(name, None)
 
 
-def _name_the_encoding(schema: Any) -> None:
+def _name_the_encodings(components: dict[str, Any]) -> None:
     """Mark bytes within JSON as base64, for which pydantic uses a word of OpenAPI 3.0 that JSON Schema lacks."""
-    if isinstance(schema, dict):
-        if schema.get("type") == "string" and schema.get("format") == "binary":
+    for schema in containers(components):
+        if isinstance(schema, dict) and (schema.get("type"), schema.get("format")) == ("string", "binary"):
             del schema["format"]
             schema["contentEncoding"] = "base64"
-        schema = list(schema.values())
-    for inner in schema if isinstance(schema, list) else ():
-        _name_the_encoding(inner)
 
 
 def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
@@ -217,20 +211,20 @@ def _call(path: str, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
     }
 
 
-def _page(path: str, page: Looked, schemas: dict[tuple[str, str], Any], side: str = "gives") -> dict[str, Any]:
-    schema = schemas.get((path, side), {"type": "object" if page.media_type == "application/json" else "string"})
+def _plain(path: str, method: str, plain: Plain, schemas: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    schema = schemas.get((path, method), {"type": "object" if plain.media_type == "application/json" else "string"})
     responses = {
-        "200": {"description": page.summary, "content": {page.media_type: {"schema": schema}}},
+        "200": {"description": plain.summary, "content": {plain.media_type: {"schema": schema}}},
         "4XX": _error("Not found, method not allowed, or missing key", Dialect.OPENAI),
     }
     if path == "/ready":
         responses["503"] = {"description": "Not ready", "content": responses["200"]["content"]}
-    operation: dict[str, Any] = {"operationId": _name(path), "summary": page.summary, "responses": responses}
-    if side == "delete":
+    operation: dict[str, Any] = {"operationId": _name(path), "summary": plain.summary, "responses": responses}
+    if method == "delete":
         operation["operationId"] += "_delete"
     for name in re.findall("{(.*)}", path):
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-    return operation | ({"security": []} if page.open else {})
+    return operation | ({"security": []} if plain.open else {})
 
 
 def _error(description: str, dialect: Dialect) -> dict[str, Any]:

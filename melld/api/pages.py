@@ -21,7 +21,7 @@ from vllm import __version__ as vllm_version
 from melld.api.answers import JSON, Refusal
 from melld.api.keys import Keys
 from melld.api.models import AskedModel, cards
-from melld.api.openapi import LOOKED, openapi_document
+from melld.api.openapi import PLAIN, openapi_document
 from melld.api.stored_responses import StoredResponses
 from melld.config_server import ServerConfig
 from melld.control.status import DaemonStatus
@@ -156,7 +156,7 @@ PAGES: dict[str, Callable[[ApiContext, str], Awaitable[web.Response]]] = {
     "/v1/models": models,
 }
 # The page itself holds nothing: it shows /status, for which it asks its reader for a key.
-WITHOUT_KEY = frozenset(path for path, page in LOOKED.items() if page.open)
+WITHOUT_KEY = frozenset(path for (path, _), plain in PLAIN.items() if plain.open)
 
 
 class _Collected(Collector):

@@ -1,15 +1,15 @@
 """Parses a JSON object into the pydantic model of its endpoint, in small steps.
 
-pydantic validates in C, holds the interpreter's lock to the end and collects every error of every item: a list of
-thousands, each tried as one of 25 types, stops all streams for minutes.  The models here are vLLM's, except that Python
-code runs between two items of a long list, so that other threads may run, and that no item is validated after the
-first wrong one.  Values that pydantic validates without interruption are limited before.
+pydantic validates in C, holds the interpreter lock throughout and collects every error of every item: a list of
+thousands, each tried as one of 25 types, would stall all streams for minutes.  The models here are vLLM's, except that
+Python code runs between the items of a long list, so that other threads can run, and that no item is validated after
+the first invalid one.  The size of values that pydantic validates without interruption is limited beforehand.
 """
 
 import functools
 import types
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable
+from itertools import chain, islice
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, WrapValidator, create_model
@@ -17,17 +17,18 @@ from pydantic_core import PydanticCustomError, ValidationError
 from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
 
 from melld.api.answers import bad
+from melld.nested import containers
 
 MAX_INNER_VALUES = 512
-"""Objects and lists in one message or similar entry, which is validated in one go."""
+"""Maximum objects and lists in one message or similar entry, which is validated without interruption."""
 MAX_ACTIONS = 64
-"""The same in a call of a computer, each of whose actions is tried as nine types."""
+"""The same for a computer-use call, each of whose actions is tried as nine types."""
 SMALL = 1000
-"""Entries of any list that may be validated in one go."""
+"""Maximum entries of any list that is validated without interruption."""
 MANY_TEXTS = 10_000
-"""The same of plain texts, and of lists of tokens."""
+"""The same for plain texts and lists of tokens."""
 TEXTS = ("query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2", "texts", "images", "inputs")
-"""The fields for what is compared, or embedded in Cohere's form."""
+"""The fields for texts that are compared, or embedded in Cohere's format."""
 MAX_TRIED_OBJECTS = 256
 NOT_LOOKED_AT = "not_looked_at"
 _BY_ITEM = ("messages", "input", "tools")
@@ -93,7 +94,7 @@ def _without_nulls(body: dict[str, Any], names: frozenset[str]) -> dict[str, Any
 
 
 def _check_tried(value: Any, name: str) -> None:
-    """Refuse what several models would take long to validate."""
+    """Refuse values that would take long to validate with several models."""
     values = value if isinstance(value, list) else []
     if len(values) > MAX_TRIED_OBJECTS and any(isinstance(one, dict) for one in values):
         raise bad(name, f"{name} may hold at most {MAX_TRIED_OBJECTS} objects")
@@ -139,7 +140,7 @@ def _by_item(annotation: Any) -> Any:
 
 
 def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Validate one item, unless an earlier one was wrong."""
+    """Validate one item, unless an earlier one was invalid."""
     assert info.context is not None
     if info.context.get("wrong"):
         raise PydanticCustomError(NOT_LOOKED_AT, "not checked: an earlier entry is invalid")
@@ -155,20 +156,8 @@ def _look_at(item: Any, validate: ValidatorFunctionWrapHandler, info: Validation
 
 def _holds_more_than(root: Any, most: int) -> bool:
     """Return True if it holds more than `most` objects and lists, except schemas, which are not validated here."""
-    waiting, found = [root], 0
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            inner: Iterable[Any] = [one for name, one in value.items() if name not in ("parameters", "input_schema")]
-        elif isinstance(value, list):
-            inner = value
-        else:
-            continue
-        found += 1
-        if found > most:
-            return True
-        waiting.extend(one for one in inner if isinstance(one, dict | list))
-    return False
+    found = containers(root, besides=("parameters", "input_schema"))
+    return sum(1 for _ in islice(found, most + 1)) > most
 
 
 def _check_tokens(values: list[Any], name: str) -> None:

@@ -1,7 +1,4 @@
-"""Performs calls: has vLLM's serving classes serve a parsed request.
-
-Owns the way from a parsed request to a result of those classes.  Sends nothing.
-"""
+"""Performs calls: passes a parsed request to vLLM's serving classes and returns their result.  Sends nothing."""
 
 import asyncio
 import contextlib
@@ -81,7 +78,7 @@ def outlet_of(call: Call, handler: Any, parsed: BaseModel) -> Outlet | None:
 async def perform(
     call: Call, handler: Any, parsed: BaseModel, request: SimpleNamespace, turns: Turns, tier: Tier
 ) -> Result:
-    """Have vLLM's serving class of the call serve a parsed request, and name its tier in the answer.
+    """Let the call's serving class handle a parsed request, and name its tier in the answer.
 
     Raises:
         Refusal, vLLM's errors: see `melld.api.error_mapping`.

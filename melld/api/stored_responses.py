@@ -15,21 +15,33 @@ from melld.api.answers import Answer, Refusal, bad
 from melld.config_server import ServerConfig
 
 
-class Stored(msgspec.Struct, kw_only=True):
-    """An answer, complete or still being made."""
+class Kept(msgspec.Struct, kw_only=True):
+    """What of an answer outlives the daemon."""
 
     body: bytes
     messages: list[Any]
-    """Its prompt, in vLLM's form: the next one goes on from it."""
+    """Its prompt, in vLLM's form: the next one continues it."""
     size: int
     background: bool = False
     is_done: bool = True
-    is_elsewhere: bool = False
-    """It was, or is being, made by an earlier daemon."""
-    work: asyncio.Task[Any] | None = None
-    """Makes it in the background."""
     events: list[str] | None = None
     """Its stream, if it is made in the background as one."""
+
+
+class LeftResponse(Kept, kw_only=True):
+    """An answer as one daemon leaves it to its successor."""
+
+    owner: bytes
+    response_id: str
+
+
+class Stored(Kept, kw_only=True):
+    """An answer, complete or still being made."""
+
+    is_elsewhere: bool = False
+    """An earlier daemon made it, or is still making it."""
+    work: asyncio.Task[Any] | None = None
+    """Makes it in the background."""
     failure: Answer | None = None
     news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     """Set, and replaced, when there are more events, or when it is done."""
@@ -86,19 +98,6 @@ class Stored(msgspec.Struct, kw_only=True):
     def _tell(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
-
-
-class LeftResponse(msgspec.Struct, frozen=True):
-    """An answer as one daemon leaves it to its successor."""
-
-    owner: bytes
-    response_id: str
-    body: bytes
-    messages: list[Any]
-    size: int
-    background: bool
-    is_done: bool
-    events: list[str] | None
 
 
 class StoredResponses:
@@ -169,9 +168,7 @@ class StoredResponses:
     def left(self) -> list[LeftResponse]:
         """Return all answers, for the next daemon."""
         return [
-            LeftResponse(
-                owner, name, one.body, one.messages, one.size, one.background, one.is_done, one.events and [*one.events]
-            )
+            LeftResponse(owner=owner, response_id=name, **_kept(one))
             for owner, kept in self._of.items()
             for name, one in kept.items()
         ]
@@ -183,9 +180,7 @@ class StoredResponses:
                 if (one.owner, one.response_id) in self._taken:  # and deleted since
                     continue
                 self._taken.add((one.owner, one.response_id))
-                kept = Stored(body=one.body, messages=one.messages, size=one.size, background=one.background)
-                kept.is_done, kept.events, kept.is_elsewhere = one.is_done, one.events, True
-                self.put(one.owner, one.response_id, kept)
+                self.put(one.owner, one.response_id, Stored(**_kept(one), is_elsewhere=True))
             elif known.is_elsewhere and not known.is_done and one.is_done:
                 known.events, known.size = one.events, one.size
                 known.done(one.body)
@@ -225,6 +220,12 @@ class StoredResponses:
         found.done(found.body)
         _stop(found)
         return msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
+
+
+def _kept(answer: Kept) -> dict[str, Any]:
+    """Return the fields that outlive the daemon, for another object: the stream may go on."""
+    fields = {name: getattr(answer, name) for name in Kept.__struct_fields__}
+    return fields | {"events": answer.events and [*answer.events]}
 
 
 def _stop(stored: Stored) -> None:

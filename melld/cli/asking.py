@@ -28,6 +28,11 @@ def describe(parser: argparse.ArgumentParser, does: str, done: str, failed: str,
     add_daemon_flags(parser)
 
 
+def daemon_of(arguments: argparse.Namespace) -> ControlClient:
+    """Return a client of the daemon that the flags of `describe` name."""
+    return ControlClient(daemon_directories(arguments, os.environ))
+
+
 def ask(
     operation: str,
     arguments: argparse.Namespace,
@@ -39,7 +44,7 @@ def ask(
     """Send `question` (a message and its deadline in seconds), print the answer, and return the exit code."""
     message, deadline_s = question
     try:
-        text = ControlClient(daemon_directories(arguments, os.environ)).operate(operation, message, deadline_s)
+        text = daemon_of(arguments).operate(operation, message, deadline_s)
         reply = msgspec.json.decode(text, type=reply_type)
     except NO_ANSWER as error:
         return failed(operation, error)

@@ -4,14 +4,11 @@ Owns the table; the daemon's status has the facts.
 """
 
 import argparse
-import os
 
 import msgspec
 
 from melld.cli import DONE
-from melld.cli.asking import NO_ANSWER, describe, failed
-from melld.cli.config_flags import daemon_directories
-from melld.control.client import ControlClient
+from melld.cli.asking import NO_ANSWER, daemon_of, describe, failed
 from melld.control.status import DaemonStatus
 
 
@@ -24,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask the daemon and list its models; return the exit code."""
     try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
-        status = msgspec.json.decode(client.status(), type=DaemonStatus)
+        status = msgspec.json.decode(daemon_of(arguments).status(), type=DaemonStatus)
     except NO_ANSWER as error:
         return failed("models", error)
     if arguments.json:

@@ -4,15 +4,13 @@ Owns the request and the exit codes.  Never lays anything out: `melld.cli.status
 """
 
 import argparse
-import os
 import time
 from collections.abc import Iterator
 
 import msgspec
 
 from melld.cli import DONE
-from melld.cli.asking import NO_ANSWER, describe, failed
-from melld.cli.config_flags import daemon_directories
+from melld.cli.asking import NO_ANSWER, daemon_of, describe, failed
 from melld.control.client import ControlClient
 from melld.control.status import SCHEMA, DaemonStatus
 
@@ -30,17 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask the daemon and show its status; return the exit code."""
+    show = _print_json if arguments.json else _print_tables
     try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
-        if arguments.json:
-            _print_json(client, watch=arguments.watch)
-        elif arguments.watch:
-            _watch(client)
-        else:
-            _print_tables(client)
-        return DONE
+        show(_statuses(daemon_of(arguments), arguments.watch), arguments.watch)
+    except KeyboardInterrupt:
+        if not arguments.watch:
+            raise
     except NO_ANSWER as error:
         return failed("status", error)
+    return DONE
 
 
 def _decode(text: bytes) -> DaemonStatus:
@@ -51,49 +47,35 @@ def _decode(text: bytes) -> DaemonStatus:
         raise msgspec.ValidationError(why) from error
 
 
-def _print_json(client: ControlClient, *, watch: bool) -> None:
+def _print_json(texts: Iterator[bytes], watch: bool) -> None:
     """Print all that the daemon sent, including fields that this program does not know."""
-    if not watch:
-        print(msgspec.json.format(client.status(), indent=2).decode())
-        return
-    try:
-        for text in _again_and_again(client):
-            print(text.decode(), flush=True)
-    except KeyboardInterrupt:
-        return
+    for text in texts:
+        print((text if watch else msgspec.json.format(text, indent=2)).decode(), flush=True)
 
 
-def _print_tables(client: ControlClient) -> None:
-    from melld.cli.status_tables import plain_console, status_view
-
-    console = plain_console()
-    console.print(status_view(_decode(client.status()), console))
-
-
-def _watch(client: ControlClient) -> None:
+def _print_tables(texts: Iterator[bytes], watch: bool) -> None:
     from rich.live import Live
 
     from melld.cli.status_tables import plain_console, status_view
 
     console = plain_console()
-    first = _decode(client.status())  # fails before the screen is cleared if there is no daemon
-    try:
-        if not console.is_terminal or console.is_dumb_terminal:
-            for text in _again_and_again(client):
-                console.print(status_view(_decode(text), console))
-                console.file.flush()
-            return
-        view = status_view(first, console, console.height)
-        with Live(view, console=console, screen=True, auto_refresh=False) as live:
-            for text in _again_and_again(client):
-                live.update(status_view(_decode(text), console, console.height), refresh=True)
-    except KeyboardInterrupt:
+    if not watch or not console.is_terminal or console.is_dumb_terminal:
+        for text in texts:
+            console.print(status_view(_decode(text), console))
+            console.file.flush()
         return
+    first = _decode(next(texts))  # fails before the screen is cleared if there is no daemon
+    view = status_view(first, console, console.height)
+    with Live(view, console=console, screen=True, auto_refresh=False) as live:
+        for text in texts:
+            live.update(status_view(_decode(text), console, console.height), refresh=True)
 
 
-def _again_and_again(client: ControlClient) -> Iterator[bytes]:
-    """Yield a status every half second, until the daemon goes away (`NoDaemon`)."""
+def _statuses(client: ControlClient, watch: bool) -> Iterator[bytes]:
+    """Yield the status: once, or every half second until the daemon goes away (`NoDaemon`)."""
     while True:
         began_s = time.monotonic()
         yield client.status()
+        if not watch:
+            return
         time.sleep(max(0.0, began_s + WATCH_INTERVAL_S - time.monotonic()))

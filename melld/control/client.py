@@ -25,9 +25,6 @@ ANSWER_S = 10.0
 class NoDaemon(MelldError):
     """No daemon answered at any of the sockets tried."""
 
-    status = 503
-    code = "no_daemon"
-
     def __init__(self, tried: Sequence[tuple[Path, str]]) -> None:
         where = "; ".join(f"{path}: {why}" for path, why in tried)
         super().__init__(f"no daemon running ({where}): start one with `melld serve`, or set --runtime-directory")
@@ -36,8 +33,6 @@ class NoDaemon(MelldError):
 
 class ControlRefused(MelldError):
     """The daemon answered, but did not carry out the operation."""
-
-    code = "control_refused"
 
     def __init__(self, http_status: int, reason: ControlErrorBody) -> None:
         super().__init__(reason.message)

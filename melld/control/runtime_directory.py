@@ -28,9 +28,6 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 class DaemonRunning(MelldError):
     """Another daemon uses this runtime directory."""
 
-    status = 409
-    code = "daemon_running"
-
     def __init__(self, directory: Path, pid: int | None) -> None:
         who = "another melld" if pid is None else f"another melld (pid {pid})"
         super().__init__(

@@ -152,7 +152,7 @@ def make_model(
     history = History(scheduler, clock, shared.client_names)
     decisions = _open_decision_log(config, scheduler, condition, is_one_of_several=models > 1)
     stories = Stories(settings.stories_kept)
-    taps = [recording(stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
+    taps = [recording(scheduler, stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
     # The fleet and its driver know each other: the fleet asks for the driver when its first event happens.
     limit_s = None if settings.policy == MellSlo.name else config.targets.itl_s

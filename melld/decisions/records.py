@@ -74,7 +74,7 @@ def read(file: IO[bytes]) -> Iterator[Record]:
 
 
 def fact_records(event: AnyEvent, **known: Any) -> list[Record]:
-    """Return the records of an event, such as one per request that grew; `known`: a field that it lacks."""
+    """Return the records of an event, such as one per request that grew; `known`: what it lacks."""
     records = [_stamped(event.at_s, kind, rest, event.id) for kind, rest in _told(event, known)]
     if event.cause:
         for record in records:
@@ -135,7 +135,8 @@ def _told(event: AnyEvent, known: Record) -> Iterator[tuple[str, Record]]:
             rest = _fields(event, "worker", "capacity_bytes", "slots", "machine", "block_bytes")
             yield "worker", rest if event.steady else {**rest, "steady": False}
         case events.WorkerDown():
-            yield from (("worker", {"worker": one, "capacity_bytes": 0, "gone": True}) for one in event.workers)
+            gone = known.get("workers", event.workers)
+            yield from (("worker", {"worker": one, "capacity_bytes": 0, "gone": True}) for one in gone)
         case events.WorkerDraining() if event.lent_to:
             yield "drain", _fields(event, "worker", "lent_to")
         case events.WorkersPaced():

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from melld.decisions.recorder import Recorder
+from melld.decisions.recorder import decision
 from melld.decisions.records import PLAIN_FACTS, Record, is_decision
 from melld.errors import IllegalTransition, MelldError
 from melld.ids import NO_EVENT, WorkerId
@@ -21,8 +21,6 @@ from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 
 class UnusableLog(MelldError):
     """The records are not a complete decision log."""
-
-    code = "unusable_log"
 
     def __init__(self, step: int, why: str) -> None:
         super().__init__(f"step {step} of the decision log cannot be replayed: {why}")
@@ -68,7 +66,6 @@ def replay(records: Iterable[Record], policies: Policies, policy: str | None = N
     rest: Iterable[Record] = stream
     if scheduler.settings.cluster.instant_moves:  # instant moves ended at once: the scheduler got no event
         rest = (record for record in stream if record["kind"] != "moved")
-    recorder = Recorder()
     step = happened = decisions = 0
     missing: Difference | None = None
     try:
@@ -79,10 +76,9 @@ def replay(records: Iterable[Record], policies: Policies, policy: str | None = N
             event = as_event([record for record in found if not is_decision(record)])
             commands = scheduler.handle(event)
             happened += 1
-            recorder.facts(event)
             logged = [record for record in found if is_decision(record)]
             ways = {record["request"]: record["via"] for record in logged if record["kind"] == "move"}
-            decided = [recorder.decision(event.at_s, command, ways) for command in commands]
+            decided = [decision(event, command, ways) for command in commands]
             for pair in zip_longest(logged, decided):
                 if pair[0] is None:
                     missing = missing or Difference(step, *pair)

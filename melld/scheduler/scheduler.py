@@ -44,6 +44,8 @@ class Scheduler:
         self.policy = policy(self.cluster)
         self._queueing = Queueing(self.cluster, self.policy, self.settings.max_waiting, self.settings.wait_deadline_s)
         self.would_shed = self._queueing.would_shed
+        self.known: dict[str, Any] | None = {}
+        """What the decision log says of the last event besides its own fields; None: it was ignored."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.RequestArrived: self._arrived,
             events.RequestsGrew: self._grew,
@@ -77,7 +79,7 @@ class Scheduler:
         before_s = cluster.now_s
         if now_s < before_s:
             raise ValueError(f"time runs backwards: {now_s} after {before_s}")
-        cluster.now_s, cluster.event = now_s, event.id
+        cluster.now_s, cluster.event, self.known = now_s, event.id, {}
         try:
             self._handlers[type(event)](event)
         except (IllegalTransition, ValueError):
@@ -115,6 +117,7 @@ class Scheduler:
     def _finished(self, event: events.RequestFinished) -> None:
         request = self.cluster.requests.get(event.request)
         if request is None:
+            self.known = None
             return
         destination = request.destination
         worker = self.cluster.remove_request(request)
@@ -125,22 +128,23 @@ class Scheduler:
 
     def _preempted(self, event: events.RequestPreempted) -> None:
         """Count the request in full, because it needs the bytes again to continue."""
+        self._noted(event)
         request = self.cluster.requests.get(event.request)
-        if request is None:
-            return
-        if event.kv_bytes > request.kv_bytes:
+        if request is not None and event.kv_bytes > request.kv_bytes:
             self._grew(events.RequestsGrew(event.at_s, {event.request: event.kv_bytes}))
 
-    def _noted(self, event: events.RequestResumed) -> None:
-        """Do nothing: it has always counted in full."""
+    def _noted(self, event: events.RequestPreempted | events.RequestResumed) -> None:
+        """Note the request's worker; a resumed request has always counted in full."""
+        request = self.cluster.requests.get(event.request)
+        worker = None if request is None else request.worker
+        self.known = None if worker is None else {"worker": worker.id}
 
     def _move_ended(self, event: events.MoveCommitted | events.MoveAborted) -> None:
         request = self.cluster.requests.get(event.request)
-        if request is None or request.destination is None or request.worker is None:
+        source, destination = (None, None) if request is None else (request.worker, request.destination)
+        if request is None or source is None or destination is None or event.destination not in (None, destination.id):
+            self.known = None
             return
-        if event.destination is not None and event.destination != request.destination.id:
-            return
-        source, destination = request.worker, request.destination
         if type(event) is events.MoveCommitted:
             self.cluster.commit(request)
         else:
@@ -179,6 +183,12 @@ class Scheduler:
             raise IllegalTransition("worker", name, "unknown", event)
         return worker
 
+    def _ignore_unknown(self, name: WorkerId) -> Worker | None:
+        """Return the worker of an event that may come late; the log is not told of one that is gone."""
+        worker = self.cluster.workers.get(name)
+        self.known = {} if worker is not None else None
+        return worker
+
     def _changed(self, worker: Worker) -> None:
         """Notify the policy, and place the requests that fit now."""
         self.policy.changed(worker)
@@ -190,6 +200,7 @@ class Scheduler:
         self._changed(self.cluster.add_worker(event))
 
     def _worker_steadied(self, event: events.WorkerSteadied) -> None:
+        self._ignore_unknown(event.worker)
         worker = self.cluster.unsteady.get(event.worker)
         if worker is not None:
             self.cluster.steady_worker(worker)
@@ -198,6 +209,7 @@ class Scheduler:
     def _worker_down(self, event: events.WorkerDown) -> None:
         known = self.cluster.workers
         lost = dict.fromkeys(known[name] for name in event.workers if name in known)
+        self.known = {"workers": [worker.id for worker in lost]}
         moves: dict[Request, tuple[Worker, Worker]] = {}
         for worker in lost:
             for request in (*worker.arriving.values(), *worker.requests.values()):
@@ -214,14 +226,14 @@ class Scheduler:
             self._queueing.tell(request)
 
     def _resized(self, event: events.WorkerCapacityChanged | events.WorkerSlotsChanged) -> None:
-        worker = self.cluster.workers.get(event.worker)
+        worker = self._ignore_unknown(event.worker)
         if worker is None:
             return
         capacity_bytes, slots = worker.capacity_bytes, worker.offered_slots
         if isinstance(event, events.WorkerCapacityChanged):
             capacity_bytes = event.capacity_bytes
         else:
-            slots = event.slots
+            slots, self.known = event.slots, {"capacity_bytes": capacity_bytes}
         if capacity_bytes < 0 or slots < 0:
             raise ValueError(f"worker {worker.id} of {capacity_bytes} bytes, {slots} slots")
         self.cluster.resize_worker(worker, capacity_bytes, slots)
@@ -230,7 +242,7 @@ class Scheduler:
     def _sharing_changed(self, event: events.WorkerSharingChanged) -> None:
         if event.shared_bytes < 0:
             raise ValueError(f"worker {event.worker} shares {event.shared_bytes} bytes")
-        worker = self.cluster.workers.get(event.worker)
+        worker = self._ignore_unknown(event.worker)
         if worker is not None and self.cluster.share(worker, event.shared_bytes):
             self._changed(worker)
 

@@ -61,7 +61,25 @@ class ClassReport(msgspec.Struct, frozen=True):
     latency_s: Spread
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Counts(msgspec.Struct, kw_only=True):
+    """What is counted as it happens."""
+
+    refused: int = 0
+    queued: int = 0
+    window_s: float = 0.0
+    end_s: float = 0.0
+    peak_gpus: int = 0
+    gpu_seconds: float = 0.0
+    migrations: int = 0
+    migrations_kv: int = 0
+    migrations_between_machines: int = 0
+    migrations_aborted: int = 0
+    bytes_moved: int = 0
+    preemptions: int = 0
+    activations: int = 0
+
+
+class Report(Counts, kw_only=True):
     """Results of one policy on one workload.
 
     Means over time, the ratio, the utilisation and the rates cover the window of arrivals (from zero to the last one);
@@ -72,13 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     seed: int
     requests: int
-    refused: int
-    queued: int
-    window_s: float
-    end_s: float
-    peak_gpus: int
     mean_gpus: float
-    gpu_seconds: float
     bound_gpu_seconds: float
     attainment: float | None
     ttft_attainment: float | None
@@ -87,17 +99,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     peak_bound: int
     mean_bound: float
     ratio: float
-    migrations: int
-    migrations_kv: int
-    migrations_between_machines: int
-    migrations_aborted: int
     migrations_per_s: float
     migrations_per_request: float
-    bytes_moved: int
     utilisation: float
-    preemptions: int
     preemptions_per_request: float
-    activations: int
     activations_per_h: float
     queueing_s: Spread
     ttft_s: Spread
@@ -116,19 +121,7 @@ class Measures:
         self.settings = settings
         self.workload = workload
         self.samples = Samples()
-        self.preemptions = 0
-        self.aborted = 0
-        self.refused = 0
-        self.queued = 0
-        self.activations = 0
-        self.moves = 0
-        self.moves_kv = 0
-        self.moves_between_machines = 0
-        self.bytes_moved = 0
-        self.peak_gpus = 0
-        self.gpu_seconds = 0.0
-        self.window_s = 0.0
-        self.end_s = 0.0
+        self.counts = Counts()
         self._moves_in_window = 0
         self._activations_in_window = 0
         self._gpus = 0
@@ -146,19 +139,19 @@ class Measures:
         self.placed_s[index] = run.placed_s
         self.first_token_s[index] = run.first_token_s
         self.end_times_s[index] = now_s
-        self.gpu_seconds = self.awake_gpu_s + self._gpus * (now_s - self._gpus_since_s)
+        self.counts.gpu_seconds = self.awake_gpu_s + self._gpus * (now_s - self._gpus_since_s)
 
     def moved(self, via: Via, kv_bytes: int, between_machines: bool) -> None:
         """Count a finished migration."""
-        self.moves += 1
-        self.moves_between_machines += between_machines
+        self.counts.migrations += 1
+        self.counts.migrations_between_machines += between_machines
         if via is Via.KV:
-            self.moves_kv += 1
-            self.bytes_moved += kv_bytes
+            self.counts.migrations_kv += 1
+            self.counts.bytes_moved += kv_bytes
 
     def activated(self, now_s: float, gpus: int) -> None:
         """Count a woken worker; `gpus` are awake now."""
-        self.activations += 1
+        self.counts.activations += 1
         self.count_gpus(now_s, gpus)
 
     def lost(self, now_s: float, displaced: list[Run], gpus: int) -> None:
@@ -187,21 +180,21 @@ class Measures:
 
     def last_arrival(self, now_s: float) -> None:
         """End the window of arrivals."""
-        self.window_s = now_s
-        self._moves_in_window = self.moves
-        self._activations_in_window = self.activations
+        self.counts.window_s = now_s
+        self._moves_in_window = self.counts.migrations
+        self._activations_in_window = self.counts.activations
 
     def end(self, now_s: float) -> None:
         """End the simulation."""
         self.count_gpus(now_s, self._gpus)
-        self.end_s = now_s
+        self.counts.end_s = now_s
 
     def report(self, policy: str) -> Report:
         """Return the report; call `end` first."""
         samples = self.samples
-        inside = np.array(samples.at_s) <= self.window_s
+        inside = np.array(samples.at_s) <= self.counts.window_s
         gpus, bound, used = (np.array(column)[inside] for column in (samples.gpus, samples.bound, samples.used_bytes))
-        window_s = max(self.window_s, 1e-9)
+        window_s = max(self.counts.window_s, 1e-9)
         load = self.workload
         arrived, outputs = np.array(load.arrival_s), np.array(load.output_tokens)
         placed, first, ended = map(np.array, (self.placed_s, self.first_token_s, self.end_times_s))
@@ -209,35 +202,23 @@ class Measures:
         requests = len(load)
         met = attainment(self.settings, load, first, ended)
         return Report(
+            **msgspec.structs.asdict(self.counts),
             policy=policy,
             seed=self.settings.seed,
             requests=requests,
-            refused=self.refused,
-            queued=self.queued,
-            window_s=self.window_s,
-            end_s=self.end_s,
-            peak_gpus=self.peak_gpus,
             mean_gpus=float(gpus.mean()) if gpus.size else 0.0,
-            gpu_seconds=self.gpu_seconds,
             bound_gpu_seconds=bound_gpu_s(self.settings, load),
             attainment=met.both,
             ttft_attainment=met.ttft,
             itl_attainment=met.itl,
-            goodput_per_gpu_second=None if met.served is None else _quotient(met.served, self.gpu_seconds),
+            goodput_per_gpu_second=None if met.served is None else _quotient(met.served, self.counts.gpu_seconds),
             peak_bound=max(samples.bound, default=0),
             mean_bound=float(bound.mean()) if bound.size else 0.0,
             ratio=_quotient(float(gpus.sum()), float(bound.sum())),
-            migrations=self.moves,
-            migrations_kv=self.moves_kv,
-            migrations_between_machines=self.moves_between_machines,
-            migrations_aborted=self.aborted,
             migrations_per_s=self._moves_in_window / window_s,
-            migrations_per_request=_quotient(self.moves, requests),
-            bytes_moved=self.bytes_moved,
+            migrations_per_request=_quotient(self.counts.migrations, requests),
             utilisation=_quotient(float(used.sum()), float(gpus.sum()) * self.settings.capacity_bytes),
-            preemptions=self.preemptions,
-            preemptions_per_request=_quotient(self.preemptions, requests),
-            activations=self.activations,
+            preemptions_per_request=_quotient(self.counts.preemptions, requests),
             activations_per_h=self._activations_in_window / window_s * 3600,
             queueing_s=Spread.of(_known(placed - arrived)),
             ttft_s=Spread.of(_known(first - arrived)),
@@ -271,7 +252,7 @@ class Measures:
         self.awake_gpu_s += self._gpus * (now_s - self._gpus_since_s)
         self._gpus_since_s = now_s
         self._gpus = gpus
-        self.peak_gpus = max(self.peak_gpus, gpus)
+        self.counts.peak_gpus = max(self.counts.peak_gpus, gpus)
 
 
 def _known(seconds: Floats) -> Floats:

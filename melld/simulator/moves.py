@@ -71,7 +71,7 @@ class Moves:
         assert run.move is not None
         cause = run.move.cause
         self._fleet.abort(run)
-        self._measures.aborted += 1
+        self._measures.counts.migrations_aborted += 1
         self.forget(run.id)
         self._loop.handle(events.MoveAborted(self._loop.now_s, run.id, reason=reason, cause=cause))
 

@@ -7,6 +7,7 @@ carries out a move: the simulation does.
                               └──────take────► Simulation: the moves that begin now, and those given up
 """
 
+import bisect
 from collections.abc import Sequence
 
 from melld.ids import RequestId, WorkerId
@@ -142,11 +143,4 @@ def switches_of(gpus: int, link: LinkSettings, epoch_s: float) -> tuple[Segment,
 
 def tokens_within(latency: Latency, seconds: float) -> int:
     """Return the longest prompt that can be prefilled in `seconds`, at least one token."""
-    fits, too_long = 1, MOST_TOKENS
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if latency.prefill_s(middle) <= seconds:
-            fits = middle
-        else:
-            too_long = middle
-    return fits
+    return max(1, bisect.bisect_right(range(1, MOST_TOKENS), seconds, key=latency.prefill_s))

@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from melld.decisions.recorder import Recorder
-from melld.decisions.records import Record
+from melld.decisions.recorder import Recorder, decision
+from melld.decisions.records import Record, fact_records
 from melld.ids import NO_EVENT, EventId, RequestId
 from melld.scheduler import events
 from melld.scheduler.events import AnyEvent, RequestArrived, RequestFinished
@@ -39,7 +39,7 @@ from melld.simulator.workload import Workload
 
 RUNNING, ENDED = RunState.RUNNING, RunState.ENDED
 STUCK_AFTER_S = 24 * 3600.0
-Sink = Callable[[Record], None]
+Sink = Callable[[Record], object]
 
 
 class Simulation:
@@ -57,7 +57,7 @@ class Simulation:
         self._moves = Moves(settings, self.fleet, self.measures, self)
         self._planning = self._moves.planning
         self.now_s = 0.0
-        self._log, self._recorder = log, Recorder()
+        self._log, self._recorder = log, Recorder(scheduler)
         self._plain = self._planning is None and log is None
         self._decide = scheduler.handle
         self._told = NO_EVENT
@@ -187,7 +187,7 @@ class Simulation:
     def _preempt(self) -> None:
         for run in self.fleet.memory.overflowing():
             run.become(RunState.PREEMPTED)
-            self.measures.preemptions += 1
+            self.measures.counts.preemptions += 1
             self.handle(events.RequestPreempted(self.now_s, run.id))
 
     def _lose_machine(self, _subject: None, machine: int) -> None:
@@ -214,23 +214,24 @@ class Simulation:
         """Handle an event where a log is kept or moves are planned; only such events need a number."""
         self._told = EventId(self._told + 1)
         event = msgspec.structs.replace(event, id=self._told)
-        self.record(event)
         commands = self._decide(event)
+        if self._log is not None:
+            for fact in self._recorder.facts(event):
+                self._log(fact)
         if self._planning is not None:
             self._planning.consider(event, commands)
         for command in commands:
             if self._log is not None:
                 moves = [command] if isinstance(command, events.MoveRequest) else []
-                ways = {move.request: self._moves.way_of(move) for move in moves}
-                self._log(self._recorder.decision(self.now_s, command, ways))
+                self._log(decision(event, command, {move.request: self._moves.way_of(move) for move in moves}))
             self._apply[type(command)](command)
         self._moves.begin_planned()
 
     def record(self, event: AnyEvent) -> None:
-        """Log a fact, if a log is kept."""
+        """Log a fact that the scheduler does not hear of, if a log is kept."""
         if self._log is not None:
-            for record in self._recorder.facts(event):
-                self._log(record)
+            for fact in fact_records(event):
+                self._log(fact)
 
     def _place(self, command: events.PlaceRequest) -> None:
         run = self._runs[command.request]
@@ -254,11 +255,11 @@ class Simulation:
         self.fleet.suspend(self._runs[command.request], self.now_s)
 
     def _queue(self, _command: events.QueueRequest) -> None:
-        self.measures.queued += 1
+        self.measures.counts.queued += 1
 
     def _refuse(self, command: events.RefuseRequest | events.ShedRequest) -> None:
         self.fleet.runs.pop(command.request).become(RunState.ENDED)
-        self.measures.refused += 1
+        self.measures.counts.refused += 1
 
     def _activate(self, command: events.ActivateWorker) -> None:
         self.fleet.wake(command.worker, self.now_s)

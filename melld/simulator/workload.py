@@ -42,6 +42,12 @@ class Workload(msgspec.Struct, frozen=True):
     output_tokens: list[int]
     priority: list[int] = []
 
+    @classmethod
+    def of(cls, requests: Sequence[tuple[float, Lengths]]) -> "Workload":
+        """Return the workload of requests that arrive at these times with these lengths."""
+        prompts, outputs = [one.prompt_tokens for _, one in requests], [one.output_tokens for _, one in requests]
+        return cls([at_s for at_s, _ in requests], prompts, outputs)
+
     def __len__(self) -> int:
         return len(self.arrival_s)
 
@@ -81,9 +87,8 @@ class Workload(msgspec.Struct, frozen=True):
 
     def with_lengths(self, lengths: "LogNormal | Sequence[Lengths]", chance: random.Random) -> "Workload":
         """Return the same arrivals with new lengths, drawn from `lengths`."""
-        drawn = [draw(lengths, chance) for _ in self.arrival_s]
-        prompts, outputs = [one.prompt_tokens for one in drawn], [one.output_tokens for one in drawn]
-        return Workload(self.arrival_s, prompts, outputs, self.priority)
+        drawn = Workload.of([(at_s, draw(lengths, chance)) for at_s in self.arrival_s])
+        return msgspec.structs.replace(drawn, priority=self.priority)
 
     def with_high(self, part: float, chance: random.Random) -> "Workload":
         """Return the workload with each request of high priority with probability `part`, else of normal."""
@@ -155,15 +160,12 @@ def gamma(
 def _renewal(
     next_s: Callable[[], float], seconds: float, lengths: LogNormal | Sequence[Lengths], chance: random.Random
 ) -> Workload:
-    columns = Workload([], [], [])
+    requests = []
     at_s = next_s()
     while at_s < seconds:
-        drawn = draw(lengths, chance)
-        columns.arrival_s.append(at_s)
-        columns.prompt_tokens.append(drawn.prompt_tokens)
-        columns.output_tokens.append(drawn.output_tokens)
+        requests.append((at_s, draw(lengths, chance)))
         at_s += next_s()
-    return columns
+    return Workload.of(requests)
 
 
 def read_trace(path: pathlib.Path) -> Workload:
@@ -172,7 +174,7 @@ def read_trace(path: pathlib.Path) -> Workload:
     Raises:
         ConfigError: the file cannot be read, lacks a column, or has an invalid line; the error names file and line.
     """
-    columns, priority = Workload([], [], []), list[int]()
+    requests, priority = list[tuple[float, Lengths]](), list[int]()
     last_s = 0.0
     for line, row in _rows(path, ("arrival_s", "prompt_tokens", "output_tokens"), "priority"):
         try:
@@ -185,12 +187,10 @@ def read_trace(path: pathlib.Path) -> Workload:
         if at_s >= LONGEST_S:
             raise ConfigError(f"{path}:{line}", f"arrival_s {row[0]} must count from the trace's beginning: a date?")
         last_s = at_s
-        columns.arrival_s.append(at_s)
-        columns.prompt_tokens.append(lengths.prompt_tokens)
-        columns.output_tokens.append(lengths.output_tokens)
-    if not columns.arrival_s:
+        requests.append((at_s, lengths))
+    if not requests:
         raise ConfigError(str(path), "has no requests")
-    return msgspec.structs.replace(columns, priority=priority)
+    return msgspec.structs.replace(Workload.of(requests), priority=priority)
 
 
 def read_lengths(path: pathlib.Path) -> list[Lengths]:

@@ -10,11 +10,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from melld.demo_model import ANSWER_TOKENS
 from tests.api.http_client import MODEL, request
 from tests.conftest import OTHER_NAME
 from tests.serve.daemon_process import DaemonProcess
 
+ANSWER_TOKENS = 128
+"""The `max_new_tokens` of the demo model."""
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How are you?"}]
 PERSON = {
     "type": "object",

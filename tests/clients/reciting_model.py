@@ -89,9 +89,10 @@ def make_reciting_model(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     change_config(directory, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=131072)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 4]}))
-    ends = demo_model.CHAT_TEMPLATE.rindex("{%- if add_generation_prompt -%}")
+    template = (directory / "chat_template.jinja").read_text()
+    ends = template.rindex("{%- if add_generation_prompt -%}")
     chosen = _CHOICE.replace("CALLS", repr(tuple(CALLS)))
-    (directory / "chat_template.jinja").write_text(demo_model.CHAT_TEMPLATE[:ends] + chosen)
+    (directory / "chat_template.jinja").write_text(template[:ends] + chosen)
     _wire(directory, {tokenizer.token_to_id(one): tokenizer.token_to_id(other) for one, other in after.items()})
 
 

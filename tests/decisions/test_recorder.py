@@ -28,6 +28,10 @@ def replayed(records: list[Record], policy: str | None = None) -> Replayed:
 class RecordedMachine(PolicyMachine):
     """Plays all legal events in any order, recorded as the driver reports them: only grown sizes."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Record] = []
+
     def tell(self, event: e.AnyEvent) -> list[e.AnyCommand]:
         if isinstance(event, e.RequestsGrew):
             known = self.scheduler.cluster.requests
@@ -35,16 +39,14 @@ class RecordedMachine(PolicyMachine):
             event = msgspec.structs.replace(event, kv_bytes=sizes)
             if not sizes:
                 return []
-        return super().tell(event)
+        commands = super().tell(event)
+        self.records += Recorder(self.scheduler).take(self.history[-1], commands)
+        return commands
 
     def teardown(self) -> None:
         if not self.history:
             return
-        recorder = Recorder()
-        records = [header_record(self.policy, self.scheduler.settings, 0.0, 1e9, "0.1.0")]
-        for event, commands in zip(self.history, self.answers, strict=True):
-            records += recorder.take(event, commands)
-        result = replayed(records)
+        result = replayed([header_record(self.policy, self.scheduler.settings, 0.0, 1e9, "0.1.0"), *self.records])
         assert result.difference is None
         assert result.decisions == sum(map(len, self.answers))
 
@@ -64,7 +66,8 @@ TestMostFree = recorded("most-free")
 
 def history(*happened: e.AnyEvent, policy: str = "best-fit", workers: int = 0) -> list[Record]:
     """Return the records of these events."""
-    scheduler, recorder = scheduler_with(workers, policy), Recorder()
+    scheduler = scheduler_with(workers, policy)
+    recorder = Recorder(scheduler)
     records = [header_record(policy, scheduler.settings, 0.0, 1e9, "0.1.0")]
     for number, one in enumerate(happened, start=1):
         event = msgspec.structs.replace(one, id=number)
@@ -160,7 +163,8 @@ SAMPLES: tuple[e.AnyEvent, ...] = (
 def test_every_event_can_be_rebuilt_from_its_records() -> None:
     """A new kind of event that is not logged would make replays diverge long after it was forgotten."""
     assert {type(event) for event in SAMPLES} == set(typing.get_args(e.AnyEvent))
-    scheduler, recorder = scheduler_with(0), Recorder()
+    scheduler = scheduler_with(0)
+    recorder = Recorder(scheduler)
     for event in SAMPLES:
         records = [json.loads(encode(record)) for record in recorder.take(event, scheduler.handle(event))]
         assert as_event([record for record in records if not is_decision(record)]) == event

@@ -19,7 +19,8 @@ from tests.simulator.setups import MACHINES
 
 def told(*happened: e.AnyEvent, kept: int = 10) -> Stories:
     """Return the stories of these events, with best fit deciding."""
-    scheduler, recorder, stories = scheduler_with(0), Recorder(), Stories(kept)
+    scheduler, stories = scheduler_with(0), Stories(kept)
+    recorder = Recorder(scheduler)
     for number, one in enumerate(happened, start=1):
         event = msgspec.structs.replace(one, id=number)
         stories.take(recorder.take(event, scheduler.handle(event)))

@@ -75,7 +75,7 @@ def test_a_worker_never_shares_more_than_it_holds() -> None:
 def test_an_auditor_of_the_log_sees_why_they_fit() -> None:
     """The sum of the sizes exceeds the capacity; the log says how much is shared."""
     scheduler = scheduler_with(workers=0)
-    recorder = Recorder()
+    recorder = Recorder(scheduler)
     records = [header_record("best-fit", scheduler.settings, 0.0, 1e9, "0")]
     happened: list[e.AnyEvent] = [e.WorkerUp(0.0, "w0", CAPACITY), e.WorkerSharingChanged(0.0, "unknown", 1)]
     for number in range(8):

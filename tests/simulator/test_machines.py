@@ -32,7 +32,7 @@ def test_between_machines_a_request_moves_by_its_tokens(kv_between_machines: boo
     measures = play(settings, one_by_one((0.1, 255, 700), (0.1, 255, 700)), script)
     committed = {event.request: event.via for event in script.heard_of(events.MoveCommitted)}  # type: ignore[union-attr]
     assert [committed[name] for name in ("r0", "r1")] == ways
-    assert measures.moves_between_machines == 1
+    assert measures.counts.migrations_between_machines == 1
 
 
 @pytest.mark.parametrize("policy", ["mell-slo", "mell-plus", "best-fit"])

@@ -125,7 +125,7 @@ def test_a_full_gpu_preempts_the_youngest_and_resumes_it() -> None:
     ended = {event.request: event.at_s for event in script.heard_of(events.RequestFinished)}  # type: ignore[union-attr]
     assert ended["r0"] == pytest.approx(0.04 + 699 * 0.02, abs=0.05)
     assert ended["r1"] > ended["r0"] + 5
-    assert measures.preemptions == 1
+    assert measures.counts.preemptions == 1
 
 
 def test_a_slow_move_holds_memory_on_both_sides_and_then_commits() -> None:
@@ -139,8 +139,8 @@ def test_a_slow_move_holds_memory_on_both_sides_and_then_commits() -> None:
     measures = play(linked, one_by_one((0.2, 160, 200)), script)
     (committed,) = script.heard_of(events.MoveCommitted)
     assert committed.at_s == pytest.approx(0.5 + 11 / 4, abs=0.5)  # ten blocks, and one or two of growth
-    assert (measures.moves, measures.moves_kv) == (1, 1)
-    assert measures.bytes_moved >= 11 * BLOCK_BYTES
+    assert (measures.counts.migrations, measures.counts.migrations_kv) == (1, 1)
+    assert measures.counts.bytes_moved >= 11 * BLOCK_BYTES
 
 
 def test_tokens_are_sent_where_prefill_is_faster_than_the_link() -> None:
@@ -152,7 +152,7 @@ def test_tokens_are_sent_where_prefill_is_faster_than_the_link() -> None:
         (events.EpochStarted, 60.0, [retire("w0"), retire("w1")]),
     )
     measures = play(linked, one_by_one((0.2, 160, 200)), script)
-    assert (measures.moves, measures.moves_kv, measures.bytes_moved) == (1, 0, 0)
+    assert (measures.counts.migrations, measures.counts.migrations_kv, measures.counts.bytes_moved) == (1, 0, 0)
 
 
 def test_a_failed_move_leaves_the_request_where_it_was() -> None:
@@ -166,7 +166,7 @@ def test_a_failed_move_leaves_the_request_where_it_was() -> None:
     measures = play(faulty, one_by_one((0.2, 160, 200)), script)
     (aborted,) = script.heard_of(events.MoveAborted)
     assert aborted.reason == "injected fault"  # type: ignore[union-attr]
-    assert (measures.moves, measures.aborted) == (0, 1)
+    assert (measures.counts.migrations, measures.counts.migrations_aborted) == (0, 1)
     (finished,) = script.heard_of(events.RequestFinished)
     assert finished.at_s == pytest.approx(0.216 + 199 * 0.02)
 
@@ -187,7 +187,8 @@ def test_a_move_that_outgrows_its_destination_is_cancelled() -> None:
     (aborted,) = script.heard_of(events.MoveAborted)
     assert (aborted.request, aborted.reason) == ("r1", "no room")  # type: ignore[union-attr]
     assert aborted.at_s == 2.0  # each needs more than 50 blocks once it has 80 tokens: 0.172 + 80 * 0.02 = 1.77 s
-    assert (measures.moves, measures.aborted, measures.preemptions) == (0, 1, 0)  # r0 ended on its way
+    counts = measures.counts
+    assert (counts.migrations, counts.migrations_aborted, counts.preemptions) == (0, 1, 0)  # r0 ended on its way
 
 
 @pytest.mark.parametrize("machines", MACHINES)
@@ -230,7 +231,7 @@ def test_no_gpu_ever_holds_more_than_it_has(policy: str) -> None:
 
     simulation._decide = checking
     simulation.run()
-    assert simulation.measures.peak_gpus > 3
+    assert simulation.measures.counts.peak_gpus > 3
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)

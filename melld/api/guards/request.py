@@ -15,6 +15,7 @@ from melld.api.answers import bad
 from melld.api.parsing import TEXTS
 from melld.config_server import ServerConfig
 from melld.engine.frontend.schema import Budget, check_schema
+from melld.nested import containers
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -164,15 +165,10 @@ def _check_media(messages: object, name: str, budget: Budget) -> None:
         return
     budget.spend(len(messages), name)
     for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        waiting: list[Any] = [content] if isinstance(content, list) else []
-        while waiting:
-            part = waiting.pop()
+        for part in containers(_listed(_inside(message, "content"))):
             budget.spend(1 + len(part), name)
-            inner = part.values() if isinstance(part, dict) else part
             if isinstance(part, dict) and _names_files(part):
                 raise bad(f"{name}.{index}.content", "files on the server are not available to clients")
-            waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 
 def _names_files(part: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ compared with parsed values, because pydantic accepts several forms of one numbe
 from typing import Any
 
 from pydantic import BaseModel
+from vllm.sampling_params import SamplingParams
 
 from melld.api.answers import bad
 from melld.api.parsing import TEXTS
@@ -87,32 +88,15 @@ def _count_characters(value: Any) -> int:
     return sum(map(_count_characters, value)) if isinstance(value, list) else 0
 
 
-IGNORED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": (),
-    "frequency_penalty": (0,),
-    "logit_bias": (),
-    "logprob_token_ids": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "repetition_penalty": (1,),
-    "response_format": (),
-    "routed_experts_prompt_start": (0,),
-    "seed": (),
-    "spaces_between_special_tokens": (True,),
-    "stop": ("",),
-    "stop_token_ids": (),
-    "structured_outputs": (),
-    "thinking_token_budget": (-1,),
-    "top_k": (0, -1),
-    "top_p": (1,),
-    "vllm_xargs": (),
-}
-"""Fields that beam search ignores, and the values besides none with which that makes no difference."""
-_NONE: tuple[Any, ...] = (None, [], {})
+HONOURED = frozenset(
+    {"n", "max_tokens", "temperature", "logprobs", "stream_interval", "ignore_eos", "watermarking"}
+    | {"skip_special_tokens", "include_stop_str_in_output"}
+)
+"""Of the fields for sampling, those that beam search takes too."""
+IGNORED = {*SamplingParams.__struct_fields__, "response_format", "vllm_xargs"} - HONOURED
+_UNLIMITED = ("thinking_token_budget", "top_k")
+"""Those for which -1 stands for no limit."""
+_DEFAULTS = SamplingParams()
 
 
 def check_beams(request: BaseModel) -> None:
@@ -123,9 +107,8 @@ def check_beams(request: BaseModel) -> None:
     """
     if not getattr(request, "use_beam_search", False):
         return
-    for name, neutral in IGNORED.items():
-        value = getattr(request, name, None)
-        if value not in (*_NONE, *neutral) and not (name == "response_format" and _is_plain(value)):
+    for name in sorted(IGNORED & type(request).model_fields.keys()):
+        if not _changes_nothing(name, getattr(request, name)):
             raise bad(name, f"beam search does not support {name}: remove it or use_beam_search")
     if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
         raise bad("tool_choice", "beam search cannot be forced to call a tool: use tool_choice auto, or no beam search")
@@ -133,6 +116,10 @@ def check_beams(request: BaseModel) -> None:
         raise bad("tools", "beam search does not support the schemas of strict tools")
 
 
-def _is_plain(value: Any) -> bool:
-    """Return True for a text's format without constraints, and for an audio's, which is no matter of its tokens."""
-    return isinstance(value, str) or getattr(value, "type", None) == "text"
+def _changes_nothing(name: str, value: Any) -> bool:
+    """Return True for a value with which it makes no difference that the field is ignored."""
+    if name == "response_format":  # a text's without constraints, and an audio's, which is no matter of its tokens
+        return value is None or isinstance(value, str) or value.type == "text"
+    if value in (None, [], {}, "") or value == getattr(_DEFAULTS, name, None):
+        return True
+    return name in _UNLIMITED and bool(value == -1)

@@ -1,4 +1,4 @@
-"""Chat completions: thoughts under both their names, any effort, and the bytes of every token of log-probabilities."""
+"""Chat completions: reasoning under both its names, any effort level, and the bytes of every token with logprobs."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from melld.engine.frontend.token_texts import true_bytes
 
 
 class Chats(Streaming, OpenAIServingChat):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which calls a thought `reasoning` alone, and knows no parts of characters."""
+    """vLLM's class, which names the reasoning only `reasoning`, and does not handle tokens that split a character."""
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:
         """See vLLM."""

@@ -1,4 +1,4 @@
-"""Completions: constraints hold from their first token, and offsets of tokens are those in the text."""
+"""Completions: constraints apply from the first token, and token offsets refer to the text."""
 
 import collections
 import contextlib
@@ -17,9 +17,9 @@ from melld.api.serving.streaming import Streaming
 
 
 class WithoutReasoning:
-    """An engine client for texts that no reasoning goes before.
+    """An engine client for texts without reasoning.
 
-    With a reasoning parser vLLM waits for the end of the reasoning before it constrains an output.
+    Given a reasoning parser, vLLM would not constrain an output until the reasoning has ended.
     """
 
     def __init__(self, client: Any) -> None:
@@ -31,7 +31,7 @@ class WithoutReasoning:
 
 
 class Completions(Streaming, OpenAIServingCompletion):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which knows no more of the text than the lengths of the tokens' own texts."""
+    """vLLM's class, which computes offsets from the lengths of the tokens' own texts alone."""
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], request: CompletionRequest, *more: Any
@@ -67,7 +67,7 @@ class Completions(Streaming, OpenAIServingCompletion):  # type: ignore[misc]  # 
     ) -> AsyncGenerator[str, None]:
         places: dict[tuple[int, int], Places] = {}
         told: collections.deque[Places] = collections.deque()
-        """Those of the outputs with tokens, in the order in which vLLM tells them."""
+        """Those of the outputs with tokens, in the order in which vLLM reports them."""
 
         async def results() -> AsyncGenerator[tuple[int, RequestOutput], None]:
             async for prompt, result in result_generator:
@@ -109,7 +109,7 @@ class Completions(Streaming, OpenAIServingCompletion):  # type: ignore[misc]  # 
         return Places(special, hides_special=request.skip_special_tokens, prompt=shown, prompt_tokens=tokens)
 
     def _with_places(self, next_places: Callable[[], Places]) -> "Completions":
-        """Return a copy for one answer, each of whose log-probabilities takes the next places."""
+        """Return a copy for one answer, which assigns the next offsets to each batch of logprobs."""
         own, make = copy.copy(self), self._create_completion_logprobs
 
         def make_placed(*, token_ids: Sequence[int], **arguments: Any) -> CompletionLogProbs:

@@ -1,4 +1,4 @@
-"""Puts this API's subclasses in place of vLLM's serving classes, and its functions in place of what they call."""
+"""Replaces vLLM's serving classes with this API's subclasses, and functions that they call with its own."""
 
 import logging
 
@@ -32,15 +32,15 @@ _PARSERS = (
     ("openai_serving_responses", "parser", "call_"),
     ("anthropic_serving_messages", "parser_cls", "toolu_"),
 )
-"""Where the classes keep their parser, and what ids of its calls begin with."""
+"""Where each class keeps its parser, and the prefix of the ids of its tool calls."""
 
 
 def fit_classes(serving: State) -> None:
-    """Have a model's serving classes do what this API promises, once.  vLLM makes them all in one go."""
+    """Make a model's serving classes do what this API promises.  Call once; vLLM creates them all together."""
     for name, kind in _KINDS.items():
         handler = getattr(serving, name, None)
         if handler is not None:
-            if issubclass(kind, Streaming):  # its errors are raised, and answered: no log of vLLM's own
+            if issubclass(kind, Streaming):  # its errors are raised and answered, so vLLM need not log them
                 logging.getLogger(type(handler).__module__).setLevel(logging.CRITICAL)
             handler.__class__ = kind
             if type(renderer := getattr(handler, "online_renderer", None)) is OnlineRenderer:
@@ -53,6 +53,6 @@ def fit_classes(serving: State) -> None:
         completions.engine_client = WithoutReasoning(completions.engine_client)
     renderer = completions.renderer if completions is not None else None
     if renderer is not None and not getattr(serving.args, "trust_request_chat_template", False):
-        renderer.__class__ = at_once(type(renderer))  # a client's template may never end
+        renderer.__class__ = at_once(type(renderer))  # a client's template may loop forever
     tell_lengths()
     serve_many_texts(serving)

@@ -1,7 +1,7 @@
-"""Items of a conversation on `/v1/responses`, as vLLM can read them.
+"""Items of a conversation on `/v1/responses`, in the form that vLLM reads.
 
-Owns the form in which a client keeps thoughts for the server.  Agents that store nothing on the server (Codex among
-them) send a thought back only in the field for OpenAI's encrypted ones.  Here it is the thought's text, encoded and not
+Owns the form in which a client keeps reasoning for the server.  Agents that store nothing on the server (such as Codex)
+send reasoning back only in the field for OpenAI's encrypted reasoning.  Here it holds the text, encoded but not
 encrypted: the client has read it anyway.
 """
 
@@ -23,14 +23,14 @@ def is_kept_by_client(request: Any) -> bool:
 
 
 def close(item: Any) -> None:
-    """Put an item's thought, if it is one, into the form in which clients keep it."""
+    """Put the text of a reasoning item into the form in which clients keep it; leave other items alone."""
     if isinstance(item, ResponseReasoningItem) and item.content:
         text = "".join(one.text for one in item.content)
         item.encrypted_content = OURS + base64.b64encode(text.encode()).decode()
 
 
 def with_types(items: list[Any]) -> list[Any]:
-    """Return items as clients send them, each message of an assistant with its type: OpenAI's own needs none."""
+    """Return a client's items, with the type added to assistant messages that lack it, as OpenAI allows."""
     return [
         item | {"type": "message"} if isinstance(item, dict) and _is_answer(item) and "type" not in item else item
         for item in items
@@ -38,9 +38,9 @@ def with_types(items: list[Any]) -> list[Any]:
 
 
 def readable(items: Iterable[Any]) -> list[Any]:
-    """Return a request's items with all that they say where vLLM reads it.
+    """Return a request's items with all of their content where vLLM looks for it.
 
-    Drop thoughts that nobody here can read: a conversation may have begun with another server.
+    Drop reasoning that cannot be read here: the conversation may have begun on another server.
     """
     found = []
     for item in items:
@@ -61,7 +61,7 @@ def _is_answer(item: dict[str, Any]) -> bool:
 
 
 def _open(item: ResponseReasoningItem) -> None:
-    """Put back the thought that a client has kept."""
+    """Restore reasoning that a client has kept."""
     kept, item.encrypted_content = item.encrypted_content or "", None
     if not item.content and kept.startswith(OURS):
         with contextlib.suppress(ValueError):
@@ -70,7 +70,7 @@ def _open(item: ResponseReasoningItem) -> None:
 
 
 def _join(message: ResponseOutputMessage) -> None:
-    """Make one text of a message's parts: vLLM reads the first, and fails on a refusal."""
+    """Join the parts of a message: vLLM reads only the first, and fails on a refusal."""
     text = "".join(_text(part.model_dump()) for part in message.content)
     message.content = [ResponseOutputText(text=text, type="output_text", annotations=[])]
 

@@ -1,7 +1,7 @@
-"""What a client is told whose prompt fills the model's context to the last token.
+"""The error for a prompt that fills the model's context to the last token.
 
-vLLM says that `max_tokens` must be at least 1, though nobody has asked for 0, and `/v1/responses` something else.
-Clients shorten a conversation when they are told of the context's length.
+vLLM says that `max_tokens` must be at least 1, though nobody asked for 0, and something else on `/v1/responses`.
+Clients shorten a conversation if the error mentions the context length.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMValidationError
 
 
 def tell_lengths() -> None:
-    """Have the classes that generate say how long a prompt is that leaves no room for an output."""
+    """Make the classes that generate report the length of a prompt that leaves no room for output."""
     for module in (chat, completion, responses):
         module.get_max_tokens = _room_for_output
 
@@ -23,7 +23,7 @@ def _room_for_output(max_model_len: int, max_tokens: int | None, input_length: i
     """Return vLLM's limit of output tokens.
 
     Raises:
-        VLLMValidationError: there is room for none.
+        VLLMValidationError: there is no room for any.
     """
     room: int = get_max_tokens(max_model_len, max_tokens, input_length, *rest, **named)
     if room < 1 and (max_tokens is None or max_tokens > 0):

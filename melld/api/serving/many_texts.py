@@ -1,7 +1,6 @@
-"""Calls of many texts, in pieces: to tokens, to the workers, and into an answer.
+"""Calls with many texts, handled in pieces: tokenized, sent to the workers, and written into the answer.
 
-vLLM begins everything for all texts of a call at once, looks through all of them whenever one is done, and writes the
-answer in one go.
+vLLM starts all texts of a call at once, scans all of them whenever one is done, and writes the answer in one go.
 """
 
 import asyncio
@@ -17,14 +16,14 @@ from vllm.utils.async_utils import make_async
 
 Item = TypeVar("Item")
 AT_ONCE = 256
-"""Texts of a call that wait or are with workers: more would take the queue from others."""
+"""Maximum of a call's texts that are queued or with workers: more would crowd others out of the queue."""
 RENDERED_AT_ONCE = 16
-"""Texts of a call that are being made into tokens."""
+"""Maximum of a call's texts that are being tokenized."""
 _SERVING = ("serving_embedding", "serving_classification", "serving_pooling", "serving_scores")
 
 
 def serve_many_texts(serving: State) -> None:
-    """Have vLLM's pooling classes take the texts of a call little by little."""
+    """Make vLLM's pooling classes take the texts of a call a few at a time."""
     pooling.merge_async_iterators = some_at_a_time
     pooling.PoolingBaseServing._preprocessing = _preprocess  # noqa: SLF001
     for handler in (getattr(serving, name, None) for name in _SERVING):
@@ -33,7 +32,7 @@ def serve_many_texts(serving: State) -> None:
 
 
 async def _preprocess(handler: Any, processor: Any, context: Any) -> None:
-    """Make the texts of a call into tokens in vLLM's thread for that, where those of other calls go between them."""
+    """Tokenize the texts of a call in vLLM's thread for that, where those of other calls can run in between."""
     make = make_async(processor.get_request_factory_online, executor=handler.renderer._executor)  # noqa: SLF001
     requests, context.engine_inputs = await make(context), []
     if not requests:
@@ -46,7 +45,7 @@ async def _preprocess(handler: Any, processor: Any, context: Any) -> None:
 async def some_at_a_time(*iterators: AsyncGenerator[Item, None]) -> AsyncGenerator[tuple[int, Item], None]:
     """Yield the items of all iterators as they come, each with the number of its iterator.
 
-    At most `AT_ONCE` iterators have begun and not ended.
+    At most `AT_ONCE` iterators run at a time.
     """
     found: asyncio.Queue[tuple[int, Item] | asyncio.Task[None]] = asyncio.Queue()
     waiting = iter(enumerate(iterators))
@@ -74,11 +73,11 @@ async def some_at_a_time(*iterators: AsyncGenerator[Item, None]) -> AsyncGenerat
 
 
 class InPieces(JSONResponse):
-    """JSON of many lists of numbers, written one by one: other threads go on between two."""
+    """JSON of many lists of numbers, encoded one by one so that other threads can run in between."""
 
     def render(self, content: Any) -> Any:
         """Return the JSON, as a `bytearray`."""
-        joined = bytearray()  # tens of megabytes: each copy, made in one go, would hold up all threads
+        joined = bytearray()  # tens of megabytes: each copy would block all threads
         for piece in _pieces(content):
             joined += piece.encode()
         return joined
@@ -104,4 +103,4 @@ def _pieces(value: Any) -> Iterator[str]:
         yield _encode(value)
 
 
-InPieces.__name__ = "ORJSONResponse"  # by which vLLM knows a class that takes arrays
+InPieces.__name__ = "ORJSONResponse"  # vLLM recognizes a class that takes arrays by this name

@@ -1,7 +1,7 @@
 """Anthropic's messages, as in Anthropic's own API.
 
-An answer goes on from an assistant's last message, `thinking` turns thinking on, ids begin with `msg_`, and a stream
-begins with the cached tokens.
+An answer continues a final assistant message, `thinking` turns thinking on, ids begin with `msg_`, and a stream begins
+with the number of cached tokens.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from melld.errors import UnusableToolCall
 _CHAT, _MESSAGE = "chatcmpl-", "msg_"
 _DATA = "data: "
 _THOUGHT = '"content_block":{"type":"thinking","thinking":""'
-"""In the event that begins a thought; text of the model cannot hold it, as its quotation marks are escaped."""
+"""In the event that begins a thinking block.  The model's text cannot contain it: its quotes are escaped."""
 
 
 class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which would begin another turn, and tells a chat's ids."""
+    """vLLM's class, which would start a new turn, and uses a chat's ids."""
 
     @classmethod
     def to_chat_completion_request(
@@ -38,14 +38,14 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
         """See vLLM.
 
         Raises:
-            Refusal: 400, nothing can go on from the last message.
+            Refusal: 400, the last message cannot be continued.
         """
         chat: ChatCompletionRequest = super().to_chat_completion_request(anthropic_request, **arguments)
         chat.__class__ = ChatCompletionRequest
         if anthropic_request.thinking is not None:
             chat.thinking = anthropic_request.thinking.model_dump()
         if not chat.tools:
-            chat.tool_choice = "none"  # as of a chat without tools: no parser looks for calls
+            chat.tool_choice = "none"  # as without tools: no parser looks for calls
         last = anthropic_request.messages[-1]
         if last.role == "assistant":
             blocks = [] if isinstance(last.content, str) else last.content
@@ -56,10 +56,10 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
         return chat
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: Any = None) -> Any:
-        """See vLLM, which refuses a limit of thinking where the model does not think.
+        """See vLLM, which refuses a thinking budget for a model that does not think.
 
         Raises:
-            ServingFault: in the stream, which vLLM would tell as a failed validation of its text.
+            ServingFault: in the stream, where vLLM would report a failed validation of its text.
         """
         request.reasoning_effort = await taken_effort(self, request.reasoning_effort)
         reasoning = self.engine_client.vllm_config.reasoning_config
@@ -69,10 +69,10 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
         return result if isinstance(result, BaseModel) else await begun(result, Dialect.OPENAI)
 
     def messages_full_converter(self, generator: ChatCompletionResponse) -> Any:
-        """See vLLM, which tells what the model has called a tool with as a mistake of the request.
+        """See vLLM, which blames the request for invalid arguments of the model's tool call.
 
         Raises:
-            UnusableToolCall: it is no object.
+            UnusableToolCall: the arguments are not an object.
         """
         for call in generator.choices[0].message.tool_calls:
             if not _is_object(call.function.arguments):
@@ -83,14 +83,14 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
         """See vLLM.
 
         Raises:
-            Refusal: 400, vLLM would begin another turn.
+            Refusal: 400, vLLM would start a new turn.
         """
         if request.continue_final_message and self.online_renderer.use_harmony:
             raise bad("messages", "this model cannot continue an assistant message: end with a user message")
         return await super().render_chat_request(request)
 
     def _make_parser(self, request: ChatCompletionRequest, *arguments: Any) -> Any:
-        """Return a parser that takes what follows an answer's first words for answer, not for reasoning."""
+        """Return a parser that treats what continues an answer as answer, not as reasoning."""
         own = copy.copy(self)
         if request.continue_final_message:
             own.parser_cls = type(self.parser_cls.__name__, (self.parser_cls,), {"reasoning_parser_cls": None})
@@ -110,7 +110,7 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
     async def chat_completion_stream_generator(
         self, request: ChatCompletionRequest, results: Any, request_id: str, *more: Any, **named: Any
     ) -> AsyncGenerator[str, None]:
-        """See vLLM, which tells the cached tokens at a stream's end only."""
+        """See vLLM, which reports the cached tokens only at the end of a stream."""
         message_id, cached = request_id.replace(_CHAT, _MESSAGE, 1), list[int]()
         counted = _counted(results, cached)
         events = super().chat_completion_stream_generator(request, counted, message_id, *more, **named)
@@ -121,7 +121,7 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
                 is_first = False
 
     async def message_stream_converter(self, generator: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """See vLLM, whose thoughts begin without the signature that Anthropic's own clients require."""
+        """See vLLM, whose thinking blocks begin without the signature that Anthropic's own clients require."""
         events = super().message_stream_converter(generator)
         async with contextlib.aclosing(events):
             async for event in events:
@@ -129,7 +129,7 @@ class Messages(Streaming, AnthropicServingMessages):  # type: ignore[misc]  # vL
 
 
 async def _counted(results: Any, cached: list[int]) -> AsyncGenerator[Any, None]:
-    """Pass the results on, each with a count of both kinds of cached tokens, and note the first's."""
+    """Pass the results on, each with both kinds of cached tokens counted, and note the first count."""
     async with contextlib.aclosing(results):
         async for result in results:
             result.num_cached_tokens = result.num_cached_tokens or 0
@@ -154,7 +154,7 @@ def _is_object(text: str) -> bool:
 
 
 def _go_on(chat: ChatCompletionRequest, text: str) -> None:
-    """Have the chat go on from its last message, unless that says nothing yet."""
+    """Make the chat continue its last message, unless that is empty."""
     if text != text.rstrip():
         raise bad("messages", "the final assistant content cannot end with trailing whitespace")
     if text:

@@ -1,6 +1,6 @@
-"""Tells where in a text its tokens stand.
+"""Offsets of tokens in a text.
 
-Pure.  A token may be a part of a character, and special tokens may not be shown.
+Pure.  A token may be part of a character, and special tokens may be left out of the text.
 """
 
 import codecs
@@ -10,12 +10,12 @@ from melld.engine.frontend.token_texts import bytes_of
 
 
 class Places:
-    """The places of one answer's tokens, which come in their order."""
+    """The offsets of one answer's tokens, which come in order."""
 
     def __init__(
         self, special: frozenset[int], *, hides_special: bool = True, prompt: str = "", prompt_tokens: int = 0
     ) -> None:
-        """Expect an answer that begins with a prompt of so many tokens, of which the text may lack some."""
+        """Expect an answer that begins with this many tokens of the prompt, some of which the text may lack."""
         self._special = special
         self._hides_special = hides_special
         self._prompt = prompt
@@ -24,7 +24,7 @@ class Places:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, token_ids: Sequence[int], texts: Sequence[str]) -> list[int]:
-        """Return the offsets of the next tokens, whose texts these are: a part of a character has the character's."""
+        """Return the offsets of the next tokens, given their texts; part of a character has the character's offset."""
         offsets = []
         for token, text in zip(token_ids, texts, strict=True):
             offsets.append(self._offset)
@@ -35,7 +35,7 @@ class Places:
         return offsets
 
     def _pass_in_prompt(self, token: int, text: str) -> None:
-        """Pass a token of the prompt: the text may lack special tokens, and the space before its first word."""
+        """Advance past a token of the prompt; the text may lack special tokens and the space before its first word."""
         shown = self._decoder.decode(bytes_of(text))
         if not self._prompt.startswith(shown, self._offset):
             shown = "" if token in self._special else shown.lstrip(" ")

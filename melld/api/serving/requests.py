@@ -1,4 +1,4 @@
-"""vLLM's requests of conversations, as this API takes them."""
+"""vLLM's requests for conversations, as this API accepts them."""
 
 import dataclasses
 from typing import Any
@@ -16,12 +16,12 @@ class ChatCompletionRequest(Switched, chat.ChatCompletionRequest):  # type: igno
 
 
 class ResponsesRequest(Switched, responses.ResponsesRequest):  # type: ignore[misc]  # vLLM is not checked
-    """vLLM's request, which wants types that OpenAI's need not have, and would add a begin token to the template's."""
+    """vLLM's request, which requires types that OpenAI makes optional, and would add a second begin token."""
 
     @model_validator(mode="before")
     @classmethod
     def name_types(cls, data: Any) -> Any:
-        """Name the types of an assistant's messages."""
+        """Add the types of assistant messages."""
         is_list = isinstance(data, dict) and isinstance(data.get("input"), list)
         return data | {"input": with_types(data["input"])} if is_list else data
 

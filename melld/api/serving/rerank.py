@@ -1,4 +1,4 @@
-"""Reranking as Cohere's and Jina's clients ask for it: documents as objects with a text, and answers without them."""
+"""Reranking as Cohere's and Jina's clients expect it: documents may be objects, and answers may omit them."""
 
 import json
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ class TextDocument(BaseModel):
 
 
 def _texts(documents: Any) -> Any:
-    """Return the documents with the bare texts of those that are objects with one."""
+    """Return the documents, with each object that has a text replaced by it."""
     if isinstance(documents, list):
         return list(map(_texts, documents))
     if isinstance(documents, dict) and isinstance(documents.get("text"), str) and "content" not in documents:
@@ -29,7 +29,7 @@ _Document = ScoreInput | TextDocument
 
 
 class Rerank(RerankRequest):  # type: ignore[misc]
-    """vLLM's request, and what else those clients send."""
+    """vLLM's request, with the other fields that those clients send."""
 
     documents: Annotated[
         ScoreInput | list[ScoreInput], BeforeValidator(_texts, json_schema_input_type=_Document | list[_Document])
@@ -38,7 +38,7 @@ class Rerank(RerankRequest):  # type: ignore[misc]
 
 
 class Ranked(RerankResult):  # type: ignore[misc]
-    """A result, with its document unless that is not wanted."""
+    """A result; it lacks its document if the client wants none."""
 
     document: RerankDocument | None = None
 

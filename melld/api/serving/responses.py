@@ -1,6 +1,6 @@
 """Responses that report truncation and enforce the tool choice.
 
-They know all of the conversation: calls and thoughts of the response before, and thoughts that the client has kept.
+They see the whole conversation: tool calls and reasoning of the previous response, and reasoning the client has kept.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class _Incomplete(ResponseIncompleteEvent):
 
 
 class Responses(Streaming, OpenAIServingResponses):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which tells a cut answer as a complete one, and forgets the calls of the response before."""
+    """vLLM's class, which reports a truncated answer as complete, and drops the previous response's tool calls."""
 
     async def create_responses(self, request: ResponsesRequest, raw_request: Any = None) -> Any:
         """See vLLM."""
@@ -57,7 +57,7 @@ class Responses(Streaming, OpenAIServingResponses):  # type: ignore[misc]  # vLL
         return made
 
     def _validate_generator_input(self, _engine_input: Any) -> None:
-        """Leave it to `lengths`, which says more."""
+        """Leave it to `lengths`, whose message says more."""
 
     def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
         choice = request.tool_choice
@@ -77,7 +77,7 @@ class Responses(Streaming, OpenAIServingResponses):  # type: ignore[misc]  # vLL
     async def _process_simple_streaming_events(
         self, request: ResponsesRequest, sampling_params: Any, result_generator: Any, context: Any, *more: Any
     ) -> AsyncGenerator[Any, None]:
-        """Tell the last item as incomplete if the answer is cut: each is held until it is known not to be the last."""
+        """Mark the last item of a truncated answer as incomplete; each is held until it is known not to be the last."""
         own, results = self._with_unsaid(result_generator, context)
         events = super(Responses, own)._process_simple_streaming_events(
             request, sampling_params, results, context, *more
@@ -100,9 +100,9 @@ class Responses(Streaming, OpenAIServingResponses):  # type: ignore[misc]  # vLL
     def _with_unsaid(
         self, result_generator: AsyncIterator[Any], context: Any
     ) -> tuple["Responses", AsyncGenerator[Any, None]]:
-        """Return a copy for one stream, and its results: outputs without text have their log-probabilities in the next.
+        """Return a copy for one stream, and its results, with the logprobs of outputs without text moved to the next.
 
-        Tokens that are parts of characters make no text, and vLLM tells nothing of an output without text.
+        A token that is only part of a character adds no text, and vLLM sends nothing for an output without text.
         """
         own, unsaid = copy.copy(self), list[CompletionOutput]()
 

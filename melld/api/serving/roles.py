@@ -1,7 +1,7 @@
-"""Conversations in the roles that a model's chat template knows.
+"""Conversations with only the roles that a model's chat template knows.
 
-Agents give their instructions as `developer`, more than once and in the middle of a conversation, to models whose
-templates raise at that, or leave the message out without a word.
+Agents send instructions as `developer`, more than once and in the middle of a conversation, even to models whose
+templates raise an error for that or silently drop the message.
 """
 
 import functools
@@ -16,7 +16,7 @@ _PROBE = "melld-probe"
 
 
 class Renderer(OnlineRenderer):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's class, which gives the template every role as it came."""
+    """vLLM's class, which passes every role to the template unchanged."""
 
     async def preprocess_chat(self, request: Any, messages: list[Any], *arguments: Any, **named: Any) -> Any:
         """See vLLM."""
@@ -28,13 +28,13 @@ class Renderer(OnlineRenderer):  # type: ignore[misc]  # vLLM is not checked: it
 
     @functools.cached_property
     def _is_system_first(self) -> bool:
-        """Return True if the template raises at a system message that is not the first."""
+        """Return True if the template rejects a system message that is not the first."""
         found = AnthropicServingMessages._should_merge_inline_system(self)  # noqa: SLF001 - as vLLM serves /v1/messages
         return bool(found)
 
     @functools.cached_property
     def _knows_developer(self) -> bool:
-        """Return True if the template shows what a developer says."""
+        """Return True if the template renders developer messages."""
         said = [{"role": DEVELOPER, "content": _PROBE}, {"role": "user", "content": "Hello"}]
         try:
             tokenizer = self.renderer.get_tokenizer()
@@ -45,9 +45,9 @@ class Renderer(OnlineRenderer):  # type: ignore[misc]  # vLLM is not checked: it
 
 
 def in_known_roles(messages: list[Any], *, knows_developer: bool, is_system_first: bool) -> list[Any]:
-    """Return the messages with `developer` as `system`, unless known, and system messages as one at the beginning.
+    """Return the messages with `developer`, unless known, as `system`, and all system messages merged at the start.
 
-    The latter only where the template demands it: the beginning changes with each, and the prefix cache is missed.
+    Merge only if the template demands it: each new one changes the start of the prompt, and so misses the prefix cache.
     """
     if not knows_developer:
         messages = [one | {"role": SYSTEM} if _role(one) == DEVELOPER else one for one in messages]

@@ -1,6 +1,6 @@
-"""Short prompts become tokens on the event loop: vLLM hands each to threads, twice, which takes longer than the work.
+"""Tokenizes short prompts on the event loop: vLLM hands each to threads twice, which takes longer than the work itself.
 
-vLLM's own functions for callers that wait do it.
+vLLM's own synchronous functions do it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from typing import Any
 from vllm.renderers.base import BaseRenderer
 
 SHORT = 2000
-"""Characters of a short prompt, before its template."""
+"""Maximum characters of a short prompt, before its template."""
 MESSAGES = 20
 _PLAIN_KEYS = {"role", "content"}
 
 
 def at_once(kind: type[BaseRenderer]) -> type[BaseRenderer]:
-    """Return the renderer of vLLM's for which nobody has to wait where a prompt is short."""
+    """Return a subclass of vLLM's renderer that handles short prompts synchronously."""
 
     class AtOnce(kind):  # type: ignore[misc]
         async def render_chat_async(
@@ -37,7 +37,7 @@ def at_once(kind: type[BaseRenderer]) -> type[BaseRenderer]:
 
 
 def _is_short(messages: Iterable[Any]) -> bool:
-    """Return True for few messages of little text."""
+    """Return True for a few messages with little text."""
     left, count = SHORT, 0
     for message in messages:
         content = message.get("content")

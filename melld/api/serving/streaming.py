@@ -1,4 +1,4 @@
-"""What all serving classes that stream do differently: their errors are raised, and outlets know their parsers."""
+"""What all streaming serving classes do differently: they raise errors, and show their parsers to the outlets."""
 
 from http import HTTPStatus
 from typing import Any, Never
@@ -12,7 +12,7 @@ from melld.engine.frontend.caller import caller
 
 
 class Streaming:
-    """For vLLM's classes, before their own base."""
+    """A mix-in for vLLM's classes; list it before them."""
 
     def create_streaming_error_response(
         self,
@@ -21,7 +21,7 @@ class Streaming:
         status_code: HTTPStatus = HTTPStatus.BAD_REQUEST,
         param: str | None = None,
     ) -> Never:
-        """Raise the error that vLLM would write into the stream: all of them pass through here.
+        """Raise the error that vLLM would write into the stream; all of them pass through here.
 
         Raises:
             ServingFault: always.

@@ -1,4 +1,4 @@
-"""Parsers that tell what clients look for: ids of calls, a call once per event, and thoughts under both their names."""
+"""Parsers that report what clients expect: call ids, one piece per call in an event, and reasoning under both names."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ VLLM_CALL = "chatcmpl-tool-"
 
 
 def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False) -> type | None:
-    """Return a parser's class whose calls have ids with this prefix; `tells_twice`: thoughts under both names.
+    """Return a parser class whose call ids have this prefix; `tells_twice`: reasoning goes under both names.
 
-    An id in a form that the model demands, as Kimi K2's and Mistral's, stays.
+    An id in a form that the model demands (Kimi K2, Mistral) stays.
     """
     if parser is None:
         return None
 
     class Telling(parser):  # type: ignore[misc, valid-type]  # vLLM is not checked: its classes are Any
         telling_of = parser
-        """Whose words it tells: text that is nothing else is left as it is."""
+        """The wrapped parser; text without reasoning or calls is returned as that left it."""
 
         def parse(self, *arguments: Any, **named: Any) -> Any:
             thought, text, calls = super().parse(*arguments, **named)
@@ -42,9 +42,9 @@ def telling(parser: type | None, call_prefix: str, *, tells_twice: bool = False)
 
 
 def joined(pieces: list[Any]) -> list[Any]:
-    """Return the pieces of calls with one for each call: clients read an event's first piece and no other.
+    """Merge the pieces of each call into one: clients read only the first piece in an event.
 
-    vLLM's parsers tell a call's name and its first arguments as two, where both come in one step.
+    vLLM's parsers split a call's name and first arguments into two pieces, even if both come in one step.
     """
     calls: dict[int, Any] = {}
     for piece in pieces:
@@ -55,7 +55,7 @@ def joined(pieces: list[Any]) -> list[Any]:
 
 
 def tell_twice(message: Any) -> None:
-    """Tell a thought under both names: vLLM's and OpenRouter's, and the one that most clients of chats read."""
+    """Set the reasoning under both names: that of vLLM and OpenRouter, and the one that most chat clients read."""
     if message.reasoning is not None:
         message.reasoning_content = message.reasoning
 

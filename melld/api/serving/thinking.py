@@ -1,4 +1,4 @@
-"""Reads whether and how hard a request wants the model to reason, in the terms of several services.
+"""Reads whether and how hard the model is to reason, in the terms of several services.
 
 Owns the switch: templates know it as `enable_thinking` (Qwen, GLM, Gemma) or `thinking` (DeepSeek, Granite, Kimi), and
 clients set either, a `thinking` object (Anthropic, DeepSeek, GLM), or an effort.
@@ -13,13 +13,13 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
 SWITCHES = ("enable_thinking", "thinking")
 TYPES = {"enabled": True, "adaptive": True, "auto": True, "disabled": False}
-"""What a `thinking` object says."""
+"""Whether each type of `thinking` object turns thinking on."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Of `reasoning_effort`, the least first."""
+"""Values of `reasoning_effort`, lowest first."""
 
 
 def switch_of(template: Mapping[str, Any], extra: Mapping[str, Any]) -> bool | None:
-    """Return what a request says of thinking in its template's arguments and in fields that vLLM does not know."""
+    """Return what a request says about thinking in its template arguments and in fields that vLLM does not know."""
     found = [template.get(name) for name in SWITCHES] + [extra.get(SWITCHES[0])]
     if isinstance(config := extra.get("thinking"), Mapping):
         found.append(TYPES.get(str(config.get("type"))))
@@ -27,10 +27,10 @@ def switch_of(template: Mapping[str, Any], extra: Mapping[str, Any]) -> bool | N
 
 
 class Switched:
-    """A request whose template gets the switch under both names; it takes the one that it knows."""
+    """A request that passes the switch to its template under both names; the template reads the one it knows."""
 
     def build_chat_params(self, *arguments: Any) -> Any:
-        """See vLLM, which tells templates of the effort, and of `enable_thinking` where an effort is given."""
+        """See vLLM, which passes the effort to templates, and `enable_thinking` if an effort is given."""
         request: Any = self
         params = super().build_chat_params(*arguments)  # type: ignore[misc]  # of the class beside it
         told = params.chat_template_kwargs
@@ -44,13 +44,13 @@ class Switched:
 
 
 _TAKEN: WeakKeyDictionary[Any, Sequence[str]] = WeakKeyDictionary()
-"""Of each model's renderer, the efforts that it takes."""
+"""The efforts that each model accepts, by its renderer."""
 
 
 async def taken_effort(serving: Any, effort: str | None) -> str | None:
-    """Return the effort that the model takes in place of this one: clients have one default for all models.
+    """Return the effort to use for this one: clients have a single default for all models.
 
-    `serving`: a serving class of vLLM.  What none of its efforts resembles stays, to be refused.
+    `serving`: a serving class of vLLM.  An unknown effort is returned as it is, to be refused.
     """
     if effort is None:
         return None
@@ -62,7 +62,7 @@ async def taken_effort(serving: Any, effort: str | None) -> str | None:
 
 
 def nearest_effort(effort: str, taken: Sequence[str]) -> str:
-    """Return the nearest of the efforts taken, of two the lower; thinking is never turned off by it."""
+    """Return the nearest accepted effort, the lower of two; it never turns thinking off."""
     if effort in taken or effort not in EFFORTS:
         return effort
     at = EFFORTS.index(effort)

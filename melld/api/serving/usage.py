@@ -1,6 +1,6 @@
-"""Completions with the usage of a call as OpenAI counts it.
+"""Completions whose usage is counted as OpenAI does.
 
-vLLM tells the cached tokens of one of several prompts, and counts the token that it makes to score a prompt.
+Of several prompts vLLM reports the cached tokens of one only, and it counts the token generated to score a prompt.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from melld.api.serving.completions import Completions
 
 _DATA = "data: "
 _LAST, _DETAILS = '"choices":[]', '"prompt_tokens_details":{'
-"""Signs of the event with the usage; text of the model cannot hold them, as its quotation marks are escaped."""
+"""Marks of the event with the usage.  The model's text cannot contain them: its quotes are escaped."""
 
 
 class CountedCompletions(Completions):
-    """Completions that count the cached tokens of all prompts, and no token for prompts that are only scored."""
+    """Completions that count the cached tokens of all prompts, and no output token for prompts that are only scored."""
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], request: CompletionRequest, *arguments: Any
     ) -> Any:
-        """See vLLM, which reads the cached tokens of the last result."""
+        """See vLLM, which reads the cached tokens of the last result only."""
         for result in final_res_batch:
             _count_only_wanted(result, request)
         cached = [one.num_cached_tokens for one in final_res_batch if one.num_cached_tokens is not None]
@@ -34,7 +34,7 @@ class CountedCompletions(Completions):
     def completion_stream_generator(
         self, request: CompletionRequest, engine_inputs: list[Any], result_generator: Any, *more: Any, **named: Any
     ) -> AsyncGenerator[str, None]:
-        """See vLLM, which reads the cached tokens of the first result."""
+        """See vLLM, which reads the cached tokens of the first result only."""
         cached: dict[int, int] = {}
         noted = _noted(result_generator, request, cached)
         events: AsyncGenerator[str, None]
@@ -65,7 +65,7 @@ async def _with_all_cached(events: AsyncGenerator[str, None], cached: dict[int, 
 
 
 def _count_only_wanted(result: RequestOutput, request: CompletionRequest) -> None:
-    """Drop the token that a worker has made although none is wanted."""
+    """Drop the token that a worker has generated although none is wanted."""
     if request.max_tokens == 0:
         for output in result.outputs:
             output.token_ids = []

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from melld.cli import BAD_USAGE
-from melld.cli.asking import NO_ANSWER
+from melld.cli.asking import NO_ANSWER, daemon_of
 from melld.cli.borrowing.loan import LoanHolder, NotLent, say, wait_lent
 from melld.cli.borrowing.program import environment_of, run_program
-from melld.cli.config_flags import add_daemon_flags, add_flag, daemon_directories, number_that
-from melld.control.client import ControlClient
+from melld.cli.config_flags import add_daemon_flags, add_flag, number_that
 from melld.control.messages import Lend
 from melld.printable import printable
 
@@ -68,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         wait_s=arguments.wait,
     )
     try:
-        client = ControlClient(daemon_directories(arguments, os.environ))
+        client = daemon_of(arguments)
         answer = client.begin("lend", asked)
         loan = wait_lent(answer)
     except (*NO_ANSWER, NotLent) as error:

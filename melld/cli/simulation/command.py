@@ -4,12 +4,9 @@ Owns how the flags combine, the files read and written, and the output.  Never s
 """
 
 import argparse
-import contextlib
 import math
-import pathlib
 import random
 import sys
-from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,7 +14,7 @@ from melld.cli import BAD_USAGE, DONE, FAILED
 from melld.cli.simulation.flags import add_load, add_machines, add_output, add_scheduler
 from melld.cli.simulation.report import replay_text, table
 from melld.config import SchedulerConfig
-from melld.decisions.records import Record, encode, read
+from melld.decisions.records import encode, read
 from melld.decisions.replay import replay
 from melld.errors import ConfigError, MelldError
 from melld.scheduler.targets import Targets
@@ -158,8 +155,10 @@ def _run_one(
     policy: str, arguments: argparse.Namespace, settings: SimulatorSettings, workload: Workload
 ) -> PolicyOutcome:
     choices = SchedulerChoices(retire_after_s=arguments.retire_after_s)
-    with _decision_log(arguments.decision_log) as log:
-        return run_policy(policy, settings, workload, choices, log)
+    if arguments.decision_log is None:
+        return run_policy(policy, settings, workload, choices)
+    with arguments.decision_log.open("wb") as file:
+        return run_policy(policy, settings, workload, choices, lambda record: file.write(encode(record)))
 
 
 def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
@@ -173,12 +172,3 @@ def _replay(arguments: argparse.Namespace, policies: list[str]) -> int:
     else:
         print(replay_text(result))
     return DONE if result.difference is None else FAILED
-
-
-@contextlib.contextmanager
-def _decision_log(path: pathlib.Path | None) -> Iterator[Callable[[Record], None] | None]:
-    if path is None:
-        yield None
-        return
-    with path.open("wb") as file:
-        yield lambda record: (file.write(encode(record)), None)[1]

@@ -1,1 +1,1 @@
-"""Renewal: another daemon, of newer code or settings, takes over from this one without the loss of a stream."""
+"""Renewal: a new daemon, with newer code or settings, takes over from this one without losing a stream."""

@@ -1,6 +1,6 @@
 """The messages between two daemons while one takes over from the other.
 
-Owns the messages and their way: a packet each, with descriptors beside it.
+Owns the messages and their transport: one packet each, which may carry descriptors.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 VARIABLE = "MELLD_RENEWS"
-"""Names the descriptor of the channel to the daemon that is to be replaced."""
+"""Holds the descriptor of the channel to the daemon being replaced."""
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 16, 200
 
 
 class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Old to new, first: who it is and what it has.  With its lock, its control socket, and its API's sockets."""
+    """Old to new, first: identity and resources.  Carries its lock, its control socket and its API's sockets."""
 
     pid: int
     directory: str
@@ -25,16 +25,16 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host: str
     port: int
     is_adopted: bool
-    """The API's sockets are the service manager's."""
+    """The API's sockets come from the service manager."""
     devices: tuple[str, ...]
     memory_bytes: int = 0
-    """What several models may hold on all CPU devices; 0: no such limit."""
+    """How much several models may hold on all CPU devices together; 0: no such limit."""
     has_stand_in: bool
-    """A process waits for whichever daemon serves last."""
+    """A process waits until the last daemon ends."""
 
 
 class Wants(msgspec.Struct, frozen=True, tag=True):
-    """New to old: the devices for another worker, please."""
+    """New to old: asks for the devices of another worker."""
 
 
 class Serves(msgspec.Struct, frozen=True, tag=True):
@@ -42,13 +42,13 @@ class Serves(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """New to old, last: why it could not start."""
+    """New to old, last: why it failed to start."""
 
     reason: str
 
 
 class Stops(msgspec.Struct, frozen=True, tag=True):
-    """New to old: told to stop; this applies to both daemons."""
+    """New to old: it was told to stop, which ends both daemons."""
 
 
 class Given(msgspec.Struct, frozen=True, tag=True):
@@ -58,11 +58,11 @@ class Given(msgspec.Struct, frozen=True, tag=True):
 
 
 class Yours(msgspec.Struct, frozen=True, tag=True):
-    """Old to new: it takes no more requests.  With idle connections, as further ones follow in the same message."""
+    """Old to new: it accepts no more requests.  Carries idle connections; sent more than once if they are many."""
 
 
 class CalledOff(msgspec.Struct, frozen=True, tag=True):
-    """Old to new: it is not needed."""
+    """Old to new: the renewal is cancelled."""
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
@@ -72,7 +72,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """Old to new, last: devices that an operator wants kept free, each of the model that it names, if it does."""
+    """Old to new, last: devices that an operator wants kept free, each with its model's name, or "" if there is one."""
 
     drained: tuple[tuple[str, str], ...]
 
@@ -96,12 +96,12 @@ def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
 
 def say(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
     """Send a message, unless the other side is gone."""
-    with contextlib.suppress(OSError):  # its end is noticed by reading
+    with contextlib.suppress(OSError):  # the end is noticed when reading
         socket.send_fds(end, [msgspec.json.encode(message)], descriptors)
 
 
 def failure_teller(environment: Mapping[str, str]) -> Callable[[str], None]:
-    """Return what tells the daemon that this process was to replace why it cannot; a no-op without one."""
+    """Return a function that tells the daemon to be replaced why that failed; it does nothing if there is none."""
     if (descriptor := environment.get(VARIABLE)) is None:
         return lambda _: None
     end = socket.socket(fileno=os.dup(int(descriptor)))
@@ -109,7 +109,7 @@ def failure_teller(environment: Mapping[str, str]) -> Callable[[str], None]:
 
 
 class Channel:
-    """End of a channel on the running loop; `heard` gets the other side's messages, `ended` is called at the end."""
+    """One end of a channel, on this loop: `heard` gets each message; `ended` is called once the other is gone."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Channel:
         say(self._end, message, descriptors)
 
     def close(self) -> None:
-        """Say and hear no more."""
+        """Stop sending and receiving."""
         if self._end.fileno() >= 0:
             self._loop.remove_reader(self._end)
             self._end.close()

@@ -1,8 +1,8 @@
-"""The hand-over between two daemons: who takes requests, and who has the devices, whatever dies when.
+"""The hand-over between two daemons: who takes requests and who has the devices, whichever dies and when.
 
-Pure: two lifecycles in tables.  Each side acts on its commands, and tells the other over a channel whose end of file is
-the other's death.  The old side stops taking requests before it says YOURS, and gives a device only once it is empty,
-so there are never two that serve or compute in one place; whoever is left alone takes everything.
+Pure: two lifecycles as tables.  Each side carries out its commands and tells the other over a channel, whose end of
+file means that the other has died.  The old side stops taking requests before it says YOURS, and gives a device only
+once that is empty, so two daemons never serve, or compute on one device, at once; a survivor takes everything.
 
     old   PREPARING ──► GIVING ──► CLOSED (of its last device) ──► HANDED_OVER ──► ENDED
               └────────────┴─────────┴── the new one has ended ─────────┴──► SERVING
@@ -20,11 +20,11 @@ from melld.errors import IllegalTransition
 class Old(enum.StrEnum):
     """The state of the daemon being replaced."""
 
-    SERVING = "serving"  # as if nothing had been asked
-    PREPARING = "preparing"  # the new one reads its settings and imports
-    GIVING = "giving"  # devices are emptied for it, one after the other, and its first worker loads
-    CLOSED = "closed"  # the same with the last device: requests wait at the socket
-    HANDED_OVER = "handed over"  # the new one takes requests; streams end here
+    SERVING = "serving"  # as usual
+    PREPARING = "preparing"  # the new one is reading its settings and importing
+    GIVING = "giving"  # devices are emptied for it one by one, and its first worker loads
+    CLOSED = "closed"  # the same for the last device: requests wait at the socket
+    HANDED_OVER = "handed over"  # the new one takes requests; running streams finish here
     ENDED = "ended"
 
 
@@ -34,8 +34,8 @@ class New(enum.StrEnum):
     PREPARING = "preparing"
     WAITING = "waiting"  # for a device
     LOADING = "loading"
-    READY = "ready"  # could take requests
-    ALONE = "alone"  # the old one is gone before that
+    READY = "ready"  # to take requests
+    ALONE = "alone"  # the old one died before that
     SERVING = "serving"
     ENDED = "ended"
 
@@ -43,41 +43,41 @@ class New(enum.StrEnum):
 class Event(enum.StrEnum):
     """Events on one side, or messages from the other."""
 
-    WANTS = "wants"  # new to old: a device, please
+    WANTS = "wants"  # new to old: asks for a device
     SERVES = "serves"  # new to old: a worker is ready
-    NONE_TO_SPARE = "none to spare"  # no device but the last can be emptied
+    NONE_TO_SPARE = "none to spare"  # only the last device is left to drain
     STREAMS_ENDED = "streams ended"
-    LEFT = "left"  # the file with what is to outlive the old one is written
+    LEFT = "left"  # the handover file is written
     NOT_LEFT = "not left"
     OTHER_ENDED = "other ended"
-    CALLED_OFF = "called off"  # by the operator, or by the old side
-    STOPPED = "stopped"  # the old one is told to end
+    CALLED_OFF = "called off"  # by the operator or the old side
+    STOPPED = "stopped"  # the old one was told to end
     PREPARED = "prepared"
-    GIVEN = "given"  # old to new: devices
-    SHORT = "short"  # they are not all that a worker needs
+    GIVEN = "given"  # old to new: here are devices
+    SHORT = "short"  # too few for a worker
     WORKER_READY = "worker ready"
-    SETTLED = "settled"  # a further worker is ready, or has failed
+    SETTLED = "settled"  # another worker is ready, or has failed
     YOURS = "yours"  # old to new: take the requests
 
 
 class Command(enum.StrEnum):
     """Actions for one side."""
 
-    LEND = "lend"  # empty the device that costs least, and give it
+    LEND = "lend"  # empty the device that is cheapest to drain, and give it
     LEND_ALL = "lend all"
     AWAIT_STREAMS = "await streams"
-    CLOSE = "close"  # take no requests: they wait at the socket
+    CLOSE = "close"  # stop taking requests: they wait at the socket
     OPEN = "open"
-    LEAVE = "leave"  # write the file; at the end it is written in any case
+    LEAVE = "leave"  # write the handover file; it is written again at the end
     SAY_YOURS = "say yours"
     TAKE_BACK = "take back"  # the devices
     CALL_OFF = "call off"  # end the new one
     END = "end"  # as at a signal
     ASK = "ask"
-    START = "start"  # the workers whose devices are all there
+    START = "start"  # workers that have all their devices
     START_ALL = "start all"
     OFFER = "offer"
-    ACCEPT = "accept"  # read the file, take requests
+    ACCEPT = "accept"  # read the handover file, take requests
 
 
 State = TypeVar("State", Old, New)
@@ -89,7 +89,7 @@ OLD_TABLE: Table[Old] = {
     (_O.PREPARING, _E.WANTS): (_O.GIVING, [_C.LEND]),
     (_O.GIVING, _E.WANTS): (_O.GIVING, [_C.LEND]),
     (_O.GIVING, _E.NONE_TO_SPARE): (_O.CLOSED, [_C.CLOSE, _C.AWAIT_STREAMS]),
-    (_O.CLOSED, _E.WANTS): (_O.SERVING, _BACK),  # it has all, and that is too little
+    (_O.CLOSED, _E.WANTS): (_O.SERVING, _BACK),  # it has all devices, and needs more
     (_O.CLOSED, _E.STREAMS_ENDED): (_O.CLOSED, [_C.LEND_ALL]),
     (_O.HANDED_OVER, _E.WANTS): (_O.HANDED_OVER, [_C.LEND]),
     (_O.HANDED_OVER, _E.NONE_TO_SPARE): (_O.HANDED_OVER, []),
@@ -130,14 +130,14 @@ NEW_TABLE: Table[New] = {
     },
 }
 OLD_TAKES, NEW_TAKES = frozenset({_O.SERVING, _O.PREPARING, _O.GIVING}), frozenset({_N.SERVING})
-"""States in which a side takes requests."""
+"""The states in which each side takes requests."""
 
 
 def step(table: Table[State], state: State, event: Event) -> tuple[State, Sequence[Command]]:
     """Return the next state and what to do.
 
     Raises:
-        IllegalTransition: the event cannot come in this state.
+        IllegalTransition: the event cannot occur in this state.
     """
     if (found := table.get((state, event))) is None:
         raise IllegalTransition("renewal", type(state).__name__, state, event)

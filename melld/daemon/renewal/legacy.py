@@ -1,7 +1,7 @@
 """The handover file: stored responses and the stories of finished requests, for the next daemon.
 
-Owns the file: its mode is 0600, as clients' texts are in it, and whoever reads it removes it.  What may be kept is
-bounded by those who keep it.
+Owns the file: its mode is 0600, as it contains clients' texts, and its reader removes it.  Its size is bounded by those
+who provide the content.
 """
 
 import os
@@ -33,7 +33,7 @@ def leave(directory: Path, legacy: Legacy) -> None:
     """Write the file, replacing an earlier unread one.
 
     Raises:
-        NotLeft: that cannot be done; an earlier one stays.
+        NotLeft: it cannot be written; an earlier one stays.
     """
     path, half = directory / FILE, directory / f".{FILE}.{os.getpid()}"
     try:
@@ -50,7 +50,7 @@ def leave(directory: Path, legacy: Legacy) -> None:
 
 
 def take(directory: Path) -> Legacy:
-    """Read and remove the file; return nothing if there is none of ours, or if another version wrote it."""
+    """Read and remove the file; return an empty one if it is missing, not ours, or of another version."""
     path = directory / FILE
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -63,5 +63,5 @@ def take(directory: Path) -> Legacy:
 
 
 def _plain(value: Any) -> Any:
-    """Return one of vLLM's models as what its JSON would be."""
+    """Return one of vLLM's models as plain JSON values."""
     return value.model_dump(mode="json", exclude_none=True)

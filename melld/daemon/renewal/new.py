@@ -1,6 +1,6 @@
-"""The side of a renewal that takes over: waits for devices, then for the word to take requests.
+"""The new daemon's side of a renewal: waits for devices, then for its turn to take requests.
 
-Owns this daemon's part of the channel, and which workers wait for the other daemon.  `handover` decides.
+Owns this daemon's end of the channel, and which workers wait for the other daemon.  `handover` decides.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from melld.errors import MelldError
 
 
 class CalledOff(MelldError):
-    """The old daemon serves on; this one is not needed."""
+    """The old daemon keeps serving; this one is not needed."""
 
 
 class NewSide:
@@ -42,11 +42,11 @@ class NewSide:
         self._drained: tuple[tuple[str, str], ...] = ()
         self._tasks: set[asyncio.Task[object]] = set()
         self.on_join: Callable[[list[socket.socket]], None] = self._idle.extend
-        """Serves connections that the old daemon gives away; until it can, they wait here."""
+        """Serves connections that the old daemon passes on; until then they are collected here."""
 
     @classmethod
     def found(cls, environment: MutableMapping[str, str]) -> "NewSide | None":
-        """Return the renewal that this process was started for; None if it was started by itself."""
+        """Return the renewal that this process was started for; None for an ordinary start."""
         if (descriptor := environment.pop(wire.VARIABLE, None)) is None:
             return None
         end = socket.socket(fileno=int(descriptor))
@@ -58,11 +58,11 @@ class NewSide:
         raise CalledOff("the daemon to be replaced has exited")
 
     def control_socket(self, directory: Path) -> ControlSocket | None:
-        """Return the other's locked control socket, which is shared from now on; None if ours is to be elsewhere."""
+        """Return the other's locked control socket, shared from now on; None if this daemon uses another directory."""
         if str(directory) != self.inherited.directory:
             return None
         shared = ControlSocket(directory / CONTROL_SOCKET, self._lock, self._control)
-        shared.is_given_away = True  # until this daemon takes it
+        shared.is_given_away = True  # until this daemon takes over
         return shared
 
     def begin(
@@ -72,7 +72,7 @@ class NewSide:
         stop: Callable[[], None],
         inherit: Callable[[], None],
     ) -> None:
-        """Hold all workers back until their devices are given.  `inherit` reads what the other has left."""
+        """Hold all workers back until their devices are handed over.  `inherit` reads the handover file."""
         self._models, self._condition, self._stop, self._inherit = models, condition, stop, inherit
         for model in models:
             for worker in model.parts.fleet.places:
@@ -81,22 +81,22 @@ class NewSide:
         self._tell()
 
     async def prepared(self) -> None:
-        """Ask for a device, as all else that can fail has been tried; return once there is one."""
+        """Ask for a device, now that everything that can fail without one has been tried; return once there is one."""
         self._happen(Event.PREPARED)
         await self._has_device.wait()
 
     async def take_over(self) -> None:
-        """Return once this daemon is to take requests.  A worker is ready.
+        """Return once this daemon is to take requests; call it when a worker is ready.
 
         Raises:
-            CalledOff: it is not.
+            CalledOff: the renewal was cancelled.
         """
         self._happen(Event.WORKER_READY)
         await self._accept
         self._inherit()
 
     def joined(self, on_join: Callable[[list[socket.socket]], None]) -> None:
-        """Serve the other's idle connections from now on."""
+        """Start serving the idle connections that the other passes on."""
         self.on_join = on_join
         on_join(self._idle)
         self._tell()
@@ -107,7 +107,7 @@ class NewSide:
         return self._end.fileno() < 0
 
     def stopping(self) -> None:
-        """Have the other end, too, if it is still there."""
+        """Tell the other to end as well, if it is still running."""
         if self.state is New.SERVING:
             self._channel.say(wire.Stops())
 
@@ -153,7 +153,7 @@ class NewSide:
                 self._held.clear()
                 for model in self._models:
                     names, drains = {"", model.name}, model.parts.driver.drains.by_worker.values()
-                    for drain in drains:  # an operator's from now on, too
+                    for drain in drains:  # these stay drained for the operator
                         if any(name in names and device in drain.place.slot.devices for name, device in self._drained):
                             drain.loan = None
                 self._run(self._start())
@@ -167,11 +167,11 @@ class NewSide:
             case Command.END:
                 if not self._accept.done():
                     self._accept.set_exception(CalledOff("renewal cancelled: the old daemon keeps serving"))
-                    self._accept.exception()  # it may be that nobody waits for it yet
+                    self._accept.exception()  # perhaps nobody awaits it yet
                 self._stop()
 
     async def _start(self, *, settles: bool = False) -> None:
-        """Start the workers whose devices are all there; `settles`: then wait until they have loaded, or failed to."""
+        """Start the workers that have all their devices; `settles`: wait until each has loaded, or has failed."""
         begun = await self._models[0].parts.driver.loans.take_back(self._loan, self._held)
         if begun:
             self._has_device.set()

@@ -1,6 +1,6 @@
-"""The old daemon's side of a renewal: starts the new daemon and hands everything over, piece by piece.
+"""The old daemon's side of a renewal: starts the new daemon and hands everything over step by step.
 
-Owns the new daemon's process and this daemon's part of the channel.  `handover` decides.
+Owns the new daemon's process and this daemon's end of the channel.  `handover` decides.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class OldSide:
         return self._process.pid
 
     def told(self) -> Renewal:
-        """Return how far it is."""
+        """Return the progress."""
         calls = self._daemon.admission.in_flight
         match self.state:
             case Old.SERVING:
@@ -91,7 +91,7 @@ class OldSide:
         return Renewal(step=RenewalStep.UNDER_WAY, pid=self.pid, told=told)
 
     def happen(self, event: Event) -> None:
-        """Take an event, unless all is over."""
+        """Handle an event, unless the renewal is over."""
         if self.state in (Old.SERVING, Old.ENDED):
             return
         self.state, commands = step(OLD_TABLE, self.state, event)
@@ -110,13 +110,12 @@ class OldSide:
         self._daemon.condition.renewal = "" if self.state is Old.SERVING else renewal.told
         if self.state is Old.SERVING:
             log.error("renewal failed, the old daemon keeps serving: %s", renewal.told)
+            self._on_over()
         else:
             log.info("renewal %s: %s", self.state, renewal.told)
-        if self.state is Old.SERVING:
-            self._on_over()
 
     def _begin(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """Start the new daemon as this one was started, whatever is installed there now."""
+        """Start the new daemon with this one's command line, from whatever is installed there now."""
         environment = {**self._daemon.started_with, wire.VARIABLE: str(descriptor)}
         return subprocess.Popen(  # noqa: S603  our own command
             [sys.executable, *sys.orig_argv[1:]], pass_fds=(descriptor,), env=environment, stdin=subprocess.DEVNULL
@@ -199,7 +198,7 @@ class OldSide:
         self._channel.say(wire.Given(tuple({device for drain in drains for device in drain.place.slot.devices})))
 
     async def _await_streams(self) -> None:
-        """Wait for the end of all calls: with another device at work for the new daemon, for as long as they take."""
+        """Wait until all calls have ended, without a limit if the new daemon has another device to serve with."""
         admission = self._daemon.admission
         limit_s = self._daemon.settings.config.server.drain_s
         if self.state is Old.CLOSED and not await admission.wait_idle(limit_s):
@@ -219,11 +218,11 @@ class OldSide:
             self.happen(Event.LEFT)
 
     async def _say_yours(self) -> None:
-        """Give away the idle connections, and be the service manager's main process no more."""
+        """Pass on the idle connections, and stop being the service manager's main process."""
         daemon = self._daemon
         daemon.control.is_given_away = True
         await daemon.speak_for_service(False)
-        for _ in range(MAIN_PID_TRIES):  # lost, it would end both daemons with this one
+        for _ in range(MAIN_PID_TRIES):  # if this were lost, the manager would end both daemons with this one
             if not daemon.notifier.has_manager or daemon.notifier.send(MAINPID=str(self.pid)):
                 break
             await asyncio.sleep(LOOK_S)
@@ -246,7 +245,7 @@ class OldSide:
             await daemon.speak_for_service(True)
 
     def close(self) -> None:
-        """Say the last word, as this daemon ends."""
+        """Send the last message, as this daemon ends."""
         for task in self._work.values():
             task.cancel()
         models = self._daemon.models

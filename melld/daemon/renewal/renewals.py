@@ -1,6 +1,7 @@
 """The operation behind `melld renew`.
 
-Owns that there is one renewal at a time, and that it hangs on the operator's connection until another daemon serves.
+Ensures that there is one renewal at a time, and that it is cancelled if the operator disconnects before the new daemon
+serves.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class Renewals:
         return self.current is not None and self.current.state in (Old.HANDED_OVER, Old.ENDED)
 
     def call_off(self) -> bool:
-        """End a renewal under way, as this daemon ends; return True if another takes the requests already."""
+        """Cancel a renewal in progress, as this daemon ends; return True if another already takes the requests."""
         if self.current is not None and not self.is_handed_over:
             self.current.happen(Event.STOPPED)
             self.current = None
@@ -48,7 +49,7 @@ class Renewals:
 
         Raises:
             NotRenewed: it cannot be replaced now.
-            NotLeft: there is no room for what it would leave.
+            NotLeft: the handover file cannot be written.
         """
         if self._daemon.condition.state is not DaemonState.READY:
             raise NotRenewed(f"the daemon is {self._daemon.condition.state}: try again once it is ready")
@@ -57,7 +58,7 @@ class Renewals:
         if (reason := self._daemon.why_not_renewed()) is not None:
             raise NotRenewed(reason)
         await self._daemon.leave()
-        if self.current is not None:  # meanwhile
+        if self.current is not None:  # another began meanwhile
             raise NotRenewed(f"a renewal is already in progress: {self.current.told().told}")
         self.current = side = OldSide(self._daemon, self._over)
         try:
@@ -81,6 +82,6 @@ class Renewals:
         self.current = None
 
     def close(self) -> None:
-        """End with this daemon."""
+        """Close the channel of a renewal, as this daemon ends."""
         if self.current is not None:
             self.current.close()

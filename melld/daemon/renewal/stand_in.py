@@ -1,7 +1,7 @@
-"""The small process that stands in for the first daemon where no service manager can be notified of the next.
+"""A small process that stands in for the first daemon where no service manager can be told of the next one.
 
-Owns that a terminal, a container or a supervisor sees one process for as long as any daemon serves: it passes signals
-on, and ends as the last one does.  Run by itself, with the standard library alone.
+It gives a terminal, a container or a supervisor one process to watch for as long as any daemon serves: it forwards
+signals and ends with the last daemon's exit code.  Runs on its own, with only the standard library.
 """
 
 import ctypes
@@ -13,15 +13,15 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 SI_KERNEL = 0x80
-"""What sent the signal: the terminal, to the daemon as well."""
+"""The signal came from the terminal, which sent it to the daemon as well."""
 
 
 def main() -> int:
-    """Wait for all children; return the last one's exit code.  A daemon's own successor becomes a child, too."""
+    """Wait for all children and return the last exit code.  A daemon's successor becomes a child as well."""
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     code = 0
     while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        came = signal.sigtimedwait(PASSED_ON | {signal.SIGCHLD}, 1.0)  # a child may have ended before
+        came = signal.sigtimedwait(PASSED_ON | {signal.SIGCHLD}, 1.0)  # a child may have ended earlier
         if came is not None and came.si_signo in PASSED_ON and came.si_code != SI_KERNEL:
             for child in children:
                 os.kill(int(child), came.si_signo)
@@ -37,8 +37,8 @@ def main() -> int:
 
 
 def become_stand_in() -> None:
-    """Replace this process, which has served, by its stand-in.  A signal that comes in between waits for it."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # lasts beyond execv, so that no daemon is orphaned meanwhile
+    """Replace this process, which has served, with its stand-in.  Signals that arrive in between stay pending."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # survives execv, so that no daemon is orphaned meanwhile
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     os.execv(sys.executable, [sys.executable, "-I", "-S", __file__])  # noqa: S606
 

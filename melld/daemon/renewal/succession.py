@@ -1,6 +1,6 @@
-"""This daemon between the one before it and the one after it: what it takes over, what it leaves, and to whom.
+"""This daemon between its predecessor and its successor: what it takes over, and what it leaves behind.
 
-Owns the file that it leaves, also at an ordinary end, and what a renewal needs of the daemon.
+Owns the handover file, which it writes at an ordinary exit too, and all that a renewal needs of the daemon.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from melld.errors import ConfigError
 log = logging.getLogger("melld.renewal")
 
 OWN_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_PID")
-"""For this process alone."""
+"""Meant for this process only."""
 
 
 class Succession:
-    """The daemon's predecessor, if it has one, and its successors.  `end` ends it as a signal does."""
+    """The daemon's predecessor, if any, and its successors.  `end` ends the daemon as a signal would."""
 
     settings: Settings
     models: Sequence[ServedModel]
@@ -62,7 +62,7 @@ class Succession:
         self._file_in = state_directory(os.environ, self._directory)
 
     def open(self, reload: Callable[[], Config], supervision: Supervision) -> Settings:
-        """Open the settings, with the predecessor's sockets if it listens where this daemon is to."""
+        """Open the settings, with the predecessor's sockets if both listen at the same address."""
         listeners, before = None, self.before
         if before is not None:
             server = self._config.server
@@ -71,7 +71,7 @@ class Succession:
                 before.inherited.port,
             ):
                 listeners = before.listeners
-            else:  # nobody is to wait at the other address once the other daemon has ended
+            else:  # clients should not wait at the old address once the other daemon has ended
                 for listener in before.listeners:
                     listener.close()
         self.settings = Settings(
@@ -87,7 +87,7 @@ class Succession:
         return self.control
 
     def sized(self, config: Config) -> Config:
-        """Return the configuration with the memory of CPU devices, of which the predecessor uses a part now."""
+        """Return the configuration with the CPU devices' whole memory, part of which the predecessor still uses."""
         nbytes = self.before.inherited.memory_bytes if self.before is not None else 0
         cpu = config.devices.cpu or CpuDevices()
         if not nbytes or cpu.memory_bytes is not None:
@@ -114,7 +114,7 @@ class Succession:
             self.before.begin(models, self.condition, self.end, self.inherit)
 
     def why_not_renewed(self) -> str | None:
-        """Say why another cannot take over from this daemon now; None if one can."""
+        """Return why another cannot take over from this daemon now; None if one can."""
         if self.before is not None and not self.before.is_alone:
             return (
                 f"pid {self.before.inherited.pid}, which this daemon has taken over from, is still finishing its calls"
@@ -122,25 +122,25 @@ class Succession:
         return self._why_never_renewed()
 
     def _why_never_renewed(self) -> str | None:
-        """Say why devices cannot be given one by one; None if they can."""
+        """Return why devices cannot be handed over one by one; None if they can."""
         if self._config.cluster.address is not None:
             return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
         return self.landlord.division.why_none_is_empty
 
     async def prepared(self) -> None:
-        """Have a device of the daemon before this one: all that can fail without one has been tried."""
+        """Get a device from the predecessor, now that everything that can fail without one has been tried."""
         if self.before is not None:
             await self.before.prepared()
 
     async def take_over(self) -> None:
-        """Return when this daemon is to take requests; read what the one before it has left."""
+        """Return when this daemon is to take requests, after reading the handover file."""
         if self.before is not None:
             await self.before.take_over()
         else:
             self.inherit()
 
     async def serves(self, admission: Admission, entrance: Entrance) -> None:
-        """Take the operator's commands, too, and the predecessor's idle connections."""
+        """Start answering the operator's commands, and serving the predecessor's idle connections."""
         self.admission, self.entrance = admission, entrance
         if self.before is not None:
             self.before.joined(entrance.join)
@@ -149,7 +149,7 @@ class Succession:
             await self.speak_for_service(True)
 
     def inherit(self) -> None:
-        """Take what an earlier daemon has left."""
+        """Read the handover file of an earlier daemon."""
         legacy = take(self._file_in)
         self.stored.take(legacy.responses)
         for name, stories in legacy.stories.items():
@@ -159,7 +159,7 @@ class Succession:
             self.stored.maker_ended()
 
     async def leave(self) -> None:
-        """Leave what is to outlive this daemon.
+        """Write the handover file.
 
         Raises:
             NotLeft: it cannot be written.
@@ -168,7 +168,7 @@ class Succession:
         await asyncio.to_thread(leave, self._file_in, Legacy(self.stored.left(), stories))
 
     async def ending(self) -> None:
-        """End in good order: the daemon before this one, too, if it is still there; and leave what is to stay."""
+        """End the predecessor too if it is still running, and write the handover file."""
         if self.before is not None:
             self.before.stopping()
             await self.before.wait_other_ended()
@@ -179,5 +179,5 @@ class Succession:
 
     @property
     def needs_stand_in(self) -> bool:
-        """Return True if another daemon keeps serving and whoever waits for this process cannot know."""
+        """Return True if another daemon keeps serving, and whoever waits for this process cannot know that."""
         return self.renewals.is_handed_over and not (self.has_stand_in or self.notifier.has_manager)

@@ -1,7 +1,7 @@
-"""What a client may compile on workers without a turn at a judge.
+"""How much a client may have compiled on workers without waiting for a judge.
 
-Pure.  A known good constraint needs no judge, but a worker still compiles it: beyond its allowance a client waits for
-a judge with these too.
+Pure.  A constraint known to be good needs no judge, but a worker still compiles it: a client that has used up its
+allowance waits for a judge even with these.
 """
 
 CHEAP_S = 0.01
@@ -9,14 +9,14 @@ ALLOWED_SHARE = 0.25
 
 
 class Allowance:
-    """The seconds of compilation on workers that each client may use without a turn at a judge."""
+    """The seconds of compilation on workers that each client may use without waiting for a judge."""
 
     def __init__(self, burst_s: float) -> None:
         self._burst_s = burst_s
         self._spent: dict[str, tuple[float, float]] = {}
 
     def spend(self, client: str, cost_s: float, now_s: float) -> bool:
-        """Spend `cost_s` and return True if the client has it left; it regains a quarter of the time that passes."""
+        """Spend `cost_s` and return True if that much is left; a quarter of the elapsed time is regained."""
         if cost_s <= CHEAP_S:
             return True
         spent_s, at_s = self._spent.get(client, (0.0, now_s))

@@ -1,6 +1,6 @@
-"""The client of a request, the priority and the limits of its call, carried through vLLM's serving classes.
+"""A request's client and the priority and limits of its call, carried through vLLM's serving classes.
 
-Owns one context variable.  vLLM's classes carry no such field from the HTTP request to the engine client, and the tasks
+Owns one context variable: vLLM's classes pass no such field from the HTTP request to the engine client, but the tasks
 that they start inherit the call's context.  The variable is set for one call and reset, so that the next call on the
 same connection (and so in the same task) starts without it.  A client is a short name for an API key, never the key.
 """
@@ -26,7 +26,7 @@ class LogprobAccount:
 
 
 class Caller:
-    """A call: its client, and what the fleet has admitted of it."""
+    """A call: its client, and what the fleet has admitted so far."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Caller:
         self.client = client
         """Empty if no API keys are set."""
         self.priority = priority
-        """Of all its requests: lower goes first."""
+        """The priority of all its requests: lower goes first."""
         self.admitted = asyncio.Event()
         """True once one of its requests has been admitted."""
         self.line = asyncio.Lock()
-        """Held by the one of its requests that is being admitted: calls take turns, however many prompts they have."""
+        """Held while one of its requests is admitted, so that calls take turns, however many prompts they have."""
         self.outlet: Outlet | None = None
-        """Of its stream, if it is one."""
+        """The outlet of its stream, if it has one."""
         self._account = account
         self._max_prompt_logprobs = max_prompt_logprobs
         self._max_repeated_prompt_tokens = max_repeated_prompt_tokens
@@ -53,7 +53,7 @@ class Caller:
 
     @contextmanager
     def writing_to(self, sink: Sink) -> Iterator[None]:
-        """Let the outlet write there, too, in this block, whose task writes all else of the stream."""
+        """Let the outlet write to `sink` too during this block, whose task writes everything else of the stream."""
         with nullcontext() if self.outlet is None else self.outlet.leading_to(sink):
             yield
 
@@ -61,7 +61,7 @@ class Caller:
         """Refuse a long prompt with many choices.
 
         Raises:
-            PromptRepeatedTooOften: more tokens than may be.
+            PromptRepeatedTooOften: its copies have too many tokens.
         """
         if choices > 1 and prompt_tokens * choices > self._max_repeated_prompt_tokens:
             raise PromptRepeatedTooOften(prompt_tokens, choices, self._max_repeated_prompt_tokens)
@@ -71,7 +71,7 @@ class Caller:
 
         Raises:
             TooManyPromptLogprobs: more than one call may have.
-            TooManyPromptLogprobsNow: more than the other calls leave at present.
+            TooManyPromptLogprobsNow: more than other calls leave at the moment.
         """
         most = self._max_prompt_logprobs
         if self._prompt_logprobs + count > most:
@@ -82,7 +82,7 @@ class Caller:
         self._account.in_flight += count
 
     def end(self) -> None:
-        """Release what the call has taken."""
+        """Release what the call holds."""
         self._account.in_flight -= self._prompt_logprobs
         self._prompt_logprobs = 0
 

@@ -1,6 +1,6 @@
 """vLLM's encoding of requests and outputs, for the fleet.
 
-The codec exists before vLLM is imported; the fleet first uses it for a request or output, which vLLM makes.
+It is created before vLLM is imported: the fleet first uses it for a request or an output, which only vLLM can make.
 """
 
 import functools
@@ -26,7 +26,7 @@ class EngineCodec:
         return MsgpackDecoder(EngineCoreOutputs)
 
     def encode_request(self, core_request: Any) -> bytes:
-        """Return the request with its tensors inline, which vLLM would keep in separate buffers."""
+        """Return the request with its tensors inline; vLLM would put them into separate buffers."""
         [encoded] = self._encoder.encode(core_request)
         return bytes(encoded)
 
@@ -34,13 +34,13 @@ class EngineCodec:
         """Return the outputs of one step, marked with the worker's index (the `engine` label of vLLM's metrics)."""
         outputs = self._decoder.decode(buffers)
         outputs.engine_index = engine_index
-        outputs.weight_version = None  # they never change here: vLLM would ask for each token
+        outputs.weight_version = None  # it never changes here, but vLLM would check for each token
         return outputs
 
     def join_outputs(self, waiting: Any, outputs: Any) -> bool:
         """Give each request one output with the tokens of both steps, as after speculative decoding.
 
-        The statistics of the later step, which are counters too, stay where they are.
+        The statistics of the later step stay where they are: they contain counters.
         """
         last = {output.request_id: output for output in waiting.outputs}
         for output in outputs.outputs:
@@ -57,9 +57,9 @@ class EngineCodec:
 
 
 def _continues(output: Any) -> bool:
-    """Return True if an `EngineCoreOutput` says nothing but which tokens are next, and perhaps that they are the last.
+    """Return True if an `EngineCoreOutput` holds only the next tokens, and perhaps that they are the last.
 
-    One that says more stands by itself, behind the one before.
+    One that holds more is kept apart, behind the one before it.
     """
     return (
         output.new_logprobs is None

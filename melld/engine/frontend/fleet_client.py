@@ -21,7 +21,7 @@ from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
 
 LONGEST_TURN_S = 0.002
-"""After so long with outputs alone, the event loop turns."""
+"""Longest time that outputs may keep the event loop from everything else."""
 
 
 class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
@@ -40,7 +40,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._turns = turns
         self._supported_tasks = supported_tasks
         self._vocabulary = vocabulary
-        self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead, as its workers restart
+        self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead: its workers restart
         self._prompt_logprobs = prompt_logprobs
         self._masks = masks
         self.engine_ranks_managed = list(range(len(fleet.places)))
@@ -59,20 +59,20 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         Raises:
             RequestTooLarge: the request fits no worker.
             QueueFull: too many requests wait.
-            NoTokenLeft: its parameters forbid every token.
+            NoTokenLeft: its parameters rule out every token.
             TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
         """
         called = caller()
-        await self._turns.mine()  # before it is admitted: whoever is cancelled here has nothing to give back
+        await self._turns.mine()  # not admitted yet: a call cancelled here holds nothing
         self._masks.add(request.request_id, request.sampling_params)
         called.take_prompt_logprobs(self._count_prompt_logprobs(request))
         request.priority = called.priority
-        request.arrival_time = time.monotonic()  # a worker's line goes by it: vLLM's wall clock may be set meanwhile
+        request.arrival_time = time.monotonic()  # workers order requests by it: vLLM's wall clock may be adjusted
         self._fleet.requests.admit(request, called.client)
         called.admitted.set()
 
     def _count_prompt_logprobs(self, request: EngineCoreRequest) -> int:
-        """Count the logprobs of the prompt: for each token its own, and those of the most likely tokens."""
+        """Count the logprobs of the prompt: each token has its own, and those of the most likely tokens."""
         params = request.sampling_params
         if params is None or params.prompt_logprobs is None:
             return 0
@@ -86,23 +86,23 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
     async def get_output_async(self) -> EngineCoreOutputs:
         """Return the outputs of the next step of any worker.
 
-        If many wait, those who read them would not let the loop turn by themselves.
+        If many are waiting, their reader would never yield to the event loop on its own.
         """
         if time.monotonic() - self._turned_s > LONGEST_TURN_S:
             await asyncio.sleep(0)
             self._turned_s = time.monotonic()
         outputs = self._masks.sift(self._prompt_logprobs.sift(await self._fleet.outputs.get()))
-        outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics know no engines that come later
+        outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics do not handle engines added later
         return outputs
 
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
-        """Load the adapter on every worker; one that starts later loads it before its first request with it."""
+        """Load the adapter on every worker; one that starts later loads it before the first request that uses it."""
         return await self._fleet.load_adapter(lora_request)
 
 
 @contextlib.contextmanager
 def client_made_by(client: EngineCoreClient) -> Iterator[None]:
-    """Replace the client that `AsyncLLM` makes, through the static method that makes it."""
+    """Replace the client that `AsyncLLM` creates, through the static method that creates it."""
     made_by_vllm = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:

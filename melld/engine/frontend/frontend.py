@@ -1,7 +1,7 @@
 """vLLM's input and output processors and its serving classes over the fleet, unchanged.
 
-Owns what `AsyncLLM` does differently over a fleet, and how both are made.  Runs in the daemon and never opens a CUDA
-context: only the workers touch a device.
+Owns what `AsyncLLM` does differently over a fleet, and how it and the serving classes are created.  Runs in the daemon
+and never opens a CUDA context: only workers touch a device.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import frontend_options
 from melld.errors import MelldError
 
-# vLLM copies each tensor out of its frame; torch warns because a frame is read-only.
+# vLLM copies each tensor out of its frame, but torch warns because the frame is read-only.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 
 NEW_OBJECTS = 10_000
-"""Objects after which the garbage collector looks: a call makes thousands, and nearly all go without it."""
+"""Garbage collection threshold: a call creates thousands of objects, nearly all of which are freed without it."""
 
 
 class OutputsStopped(MelldError):
@@ -74,7 +74,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     """`AsyncLLM` over a fleet.  A refused request leaves nothing behind in its output processor.
 
     No client's constraint reaches a compiler in this process: `judges` check it, whichever field it came in, and
-    `input_processor` takes the result as it is.
+    `input_processor` accepts the result without a check.
     """
 
     output_handler: asyncio.Task[None] | None
@@ -82,7 +82,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     def __init__(
         self, judges: Judges, failures: Failures, turns: Turns, states: dict[str, Any], **arguments: Any
     ) -> None:
-        """Keep the states of requests in `states`, by their names."""
+        """Track the states of requests in `states`, by request id."""
         super().__init__(**arguments)
         self.output_processor.request_states = states
         self.output_processor.process_outputs = before_vllm(states, self.output_processor.process_outputs)
@@ -90,18 +90,18 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         self._turns = turns
         self._failures = failures
         self.input_processor.structured_outputs_config = None
-        # Of the log-probabilities of an answer, lists of numbers are kept: a million objects would stop the loop
-        # whenever they are looked through for garbage.
+        # Logprobs of an answer are kept as lists of numbers: as a million objects they would stall the loop at every
+        # garbage collection.
         logprobs.create_sample_logprobs = lambda _flat: FlatLogprobs()
         backend_xgrammar.validate_xgrammar_grammar = _look_only
-        enable_envs_cache()  # vLLM looks some up for each token
+        enable_envs_cache()  # vLLM looks some of them up for each token
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
-        """See `AsyncLLM`.  The prompts of one call come in one after the other, the loop turning between two.
+        """See `AsyncLLM`.  The prompts of one call are admitted one by one, and the loop runs in between.
 
         Raises:
             ConstraintRefused: the output cannot be constrained as `params` say.
-            PromptRepeatedTooOften: it is too long for so many choices.
+            PromptRepeatedTooOften: the prompt is too long for that many choices.
         """
         ruled = None
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
@@ -120,9 +120,9 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         return queue
 
     def generate(self, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
-        """See `AsyncLLM`.  Output that the call's outlet already sent, the generator yields later in one piece.
+        """See `AsyncLLM`.  Output that the call's outlet has already sent is yielded later, in one piece.
 
-        Each output is served in a turn of the loop that has time for it: those of a step come all at once.
+        Each output is handled in a loop iteration that has time for it, as all outputs of a step come at once.
         """
         outputs, outlet = super().generate(*arguments, **named), caller().outlet
         return self._in_turns(outputs) if outlet is None else outlet.through(outputs, self._turns.mine)
@@ -142,7 +142,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             gather(state)
 
     async def learn_token_texts(self) -> None:
-        """Make the logprobs' token texts come from a table, and fill the table with the whole vocabulary."""
+        """Take the token texts of logprobs from a table, and fill that with the whole vocabulary."""
         if self.tokenizer is not None:
             texts = logprobs.convert_ids_list_to_tokens
             if not isinstance(texts, TokenTexts):
@@ -150,11 +150,11 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
 
     async def watch_outputs(self) -> None:
-        """Have vLLM read the workers' outputs, again if it has stopped, and wait while it does.
+        """Make vLLM read the workers' outputs, restarting it if it has stopped, and wait as long as it does.
 
         Raises:
-            OutputsStopped: vLLM has stopped, after reporting the error in its log and to the calls in flight, which
-                end: of their outputs some may be lost.
+            OutputsStopped: vLLM has stopped.  It has reported the error in its log and to the calls in flight, which
+                end: some of their outputs may be lost.
         """
         if self.output_handler is not None and self.output_handler.done():
             self.output_handler = None
@@ -164,7 +164,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         raise OutputsStopped
 
     async def fail_requests(self) -> None:
-        """Raise each failed request's error where its outputs are read, without end."""
+        """Raise each failed request's error where its outputs are read; never return."""
         while True:
             request, error = await self._failures.get()
             state = self.output_processor.request_states.get(request)
@@ -173,14 +173,14 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
 
 
 class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's metrics; the latencies between tokens, which are mostly the same for all streams of a step, at once."""
+    """vLLM's metrics, which record equal latencies between tokens together: most streams of a step share one."""
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, engine_idx: int = 0, **named: Any) -> None:
         """See vLLM."""
         if iteration_stats is not None:
             histogram = self.histogram_inter_token_latency[engine_idx]
             for latency_s, tokens in Counter(iteration_stats.inter_token_latencies_iter).items():
-                histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does, for one
+                histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does for one
                 place = bisect.bisect_left(histogram._upper_bounds, latency_s)  # noqa: SLF001
                 histogram._buckets[place].inc(tokens)  # noqa: SLF001
             iteration_stats.inter_token_latencies_iter = []
@@ -188,7 +188,7 @@ class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not che
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:
-    """Build the same configuration as the workers', from the same settings.  Slow: it reads the model's files."""
+    """Build the same configuration as the workers do, from the same settings.  Slow: it reads the model's files."""
     named = engine_arguments | {SERVED_MODEL_NAME: list(config.model.names)}  # the label of vLLM's metrics
     return engine_config(async_engine_args(config.model.path, named))
 
@@ -196,7 +196,7 @@ def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConf
 def _look_only(sampling_params: SamplingParams) -> None:
     """Replace vLLM's validation, which would run a compiler on the event loop.
 
-    vLLM calls it while it parses a request, and to ask if a constraint can be joined with that of tools.  To refuse is
+    vLLM calls it when parsing a request, and to ask if a constraint can be combined with that of tools.  Refusing is
     always safe: the constraint then stands alone.
     """
     params = sampling_params.structured_outputs
@@ -213,7 +213,7 @@ def _look_only(sampling_params: SamplingParams) -> None:
 def make_frontend(
     fleet: Fleet, template: TemplateProcess, vllm_config: VllmConfig, constraint_cpu_s: float
 ) -> Frontend:
-    """Make the engine client for vLLM's serving classes, on the running event loop.  A worker has been ready."""
+    """Create the engine client for vLLM's serving classes on the running loop.  Call it after a worker was ready."""
     spec = next(iter(fleet.places.values())).slot.spec
     judges = Judges(template, spec, constraint_cpu_s)
     assert fleet.last_ready is not None
@@ -223,7 +223,7 @@ def make_frontend(
 
 
 def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_config: VllmConfig) -> Frontend:
-    """Join vLLM's processors and the fleet."""
+    """Connect vLLM's processors to the fleet."""
     turns, states = Turns(), dict[str, Any]()
     prompt_logprobs = PromptLogprobs(states, fleet.outputs.put_nowait, turns)
     vocabulary = vllm_config.model_config.get_vocab_size()
@@ -244,7 +244,7 @@ def frontend_over(fleet: Fleet, tasks: tuple[str, ...], judges: Judges, vllm_con
 
 
 def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:
-    """Apply what the workers settled at their start (vllm.v1.engine.core_client.MPClient._apply_ready_response)."""
+    """Apply what workers determined at startup (vllm.v1.engine.core_client.MPClient._apply_ready_response)."""
     first = responses[0]
     vllm_config.model_config.max_model_len = min(response.max_model_len for response in responses)
     cache = vllm_config.cache_config
@@ -257,28 +257,28 @@ def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> 
 
 
 def serving_arguments(config: Config, engine_arguments: dict[str, Any], vllm_config: VllmConfig) -> Namespace:
-    """Return the namespace that `vllm serve` would have for its API, or raise vLLM's error for a bad value."""
-    options = {"enable_prompt_tokens_details": True}  # as OpenAI's and Anthropic's usage has cached tokens
+    """Return the namespace that `vllm serve` would use for its API, or raise vLLM's error for a bad value."""
+    options = {"enable_prompt_tokens_details": True}  # usage of both OpenAI and Anthropic includes cached tokens
     options |= {key.replace("-", "_"): value for key, value in config.model.vllm.items()}
     formats = answer_formats(config.model)
     options |= formats.options
     ours = {key: value for key, value in options.items() if key in frontend_options()}
     arguments = Namespace(**vars(FrontendArgs()) | vars(async_engine_args(config.model.path, engine_arguments)) | ours)
     arguments.served_model_name = list(config.model.names)
-    # Where vLLM's serving classes look for the reasoning parser: the one that is given, or the model's own.
+    # vLLM's serving classes look for the reasoning parser here: the configured one, or the model's own.
     arguments.structured_outputs_config = vllm_config.structured_outputs_config
     arguments.lora_modules = [LoRAModulePath(name=one.name, path=one.path) for one in config.model.lora] or None
-    arguments.enable_flash_late_interaction = False  # a query's vectors would be on one worker, its documents anywhere
+    arguments.enable_flash_late_interaction = False  # a query's vectors would be on one worker, its documents' on any
     arguments.no_tools_because = formats.no_tools_because
     validate_parsed_serve_args(arguments)
     return arguments
 
 
 async def serving_state(frontend: Frontend, arguments: Namespace) -> State:
-    """Make vLLM's serving classes: `openai_serving_chat`, `_completion`, `anthropic_serving_messages`, ..."""
+    """Create vLLM's serving classes: `openai_serving_chat`, `_completion`, `anthropic_serving_messages`, ..."""
     state = State()
     await init_app_state(frontend, state, arguments, await frontend.get_supported_tasks())
-    gc.freeze()  # as vLLM does: else each full collection would hold the loop to look through all its modules
+    gc.freeze()  # as vLLM does: otherwise each full collection would stall the loop, scanning all its modules
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     return state
 
@@ -288,7 +288,7 @@ MODALITY_WORDS = {"image": "vision"}
 
 
 async def capabilities_of(frontend: Frontend, arguments: Namespace) -> tuple[str, ...]:
-    """Return what a model can be asked for, in the words of Ollama's list: `completion`, `vision`, `tools`, ..."""
+    """Return the model's capabilities, as Ollama names them: `completion`, `vision`, `tools`, ..."""
     tasks = [one for one in await frontend.get_supported_tasks() if not one.startswith("token_")]
     processor = frontend.renderer.mm_processor
     modalities = () if processor is None else processor.info.allowed_mm_limits

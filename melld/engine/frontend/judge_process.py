@@ -1,7 +1,7 @@
-"""The daemon's side of one judge: its start from the template, its wire, its end.
+"""The daemon's side of one judge: its start from the template, its wire, and its end.
 
-Owns one process and one socket.  The process runs `melld.engine.worker.judge`.  Its output is discarded, as it may
-contain a client's text.
+Owns one process, which runs `melld.engine.worker.judge`, and one socket.  The process's output is discarded, as it may
+contain clients' texts.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ class JudgeEnded(Exception):
     def __init__(self, exit_code: int | None) -> None:
         super().__init__(f"a judge for output constraints exited with code {exit_code}")
         self.was_killed = exit_code in (None, -signal.SIGKILL)
-        """From outside, and not by its limits; None: it cannot be known."""
+        """Whether something other than its limits killed it; None: unknown."""
 
 
 class JudgeProcess(asyncio.Protocol):
-    """A judge, which answers one question after the other."""
+    """A judge, which answers one question at a time."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = loop.create_future()
-        """Its exit code, once it has ended; None if nobody knows it."""
+        """Its exit code once it has ended; None if that is unknown."""
         self._answer: asyncio.Future[tuple[FromJudge, list[bytes]]] = loop.create_future()
         self._decoder = FrameDecoder(FromJudge)
         self._transport: asyncio.Transport | None = None
         self._process = LocalProcess(lambda _: None, self._exited)
 
     async def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
-        """Start the process, and return once it takes constraints.
+        """Start the process, and return once it accepts constraints.
 
         Raises:
             OSError: it cannot be started.
-            JudgeEnded: it has ended already.
+            JudgeEnded: it has already ended.
         """
         with contextlib.ExitStack() as undo:
             undo.callback(self.kill)
@@ -62,18 +62,18 @@ class JudgeProcess(asyncio.Protocol):
         """Return the judge's verdict, and the constraint as a worker must compile it.
 
         Raises:
-            JudgeEnded: as it says.
+            JudgeEnded: it has ended without an answer.
         """
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
-        if not self._transport.is_closing():  # else it has ended, of which the template has still to tell
+        if not self._transport.is_closing():  # otherwise it has ended, and the template will report that
             self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
         verdict, payload = await self._answered()
         assert isinstance(verdict, Verdict)
         return verdict, payload
 
     def kill(self) -> None:
-        """Kill the process; one that could not be asked for has ended."""
+        """Kill the process; one that could not be requested counts as ended."""
         self._process.kill()
 
     def data_received(self, data: bytes) -> None:

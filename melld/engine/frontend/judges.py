@@ -1,10 +1,10 @@
-"""The judges: processes that compile output constraints before a worker does, and that may be killed.
+"""The judges: processes that compile output constraints before a worker does, and that can be killed.
 
-Owns the judges, the turns at them, and their recent rulings.  A judge is started when it is first needed.
+Owns the judges, who may use them when, and their recent rulings.  A judge is started when it is first needed.
 
     constraint ─► known? ─► the client's turn ─► a seat ─► judge ─► verdict      over budget, or client gone ─► killed
 
-A client has one constraint at a judge at a time, so that nobody's heavy constraints keep others' from the second judge.
+A client has one constraint at a judge at a time, so one client's heavy constraints cannot occupy both judges.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from melld.errors import ConstraintRefused, NoJudge
 log = logging.getLogger("melld.judges")
 SEATS = 2
 WALL_FACTOR = 10
-"""Wall-clock limit of a judge, as a multiple of its CPU time: beyond it, the judge has hardly run."""
+"""Wall-clock limit of a judge as a multiple of its CPU time: beyond that, the judge has hardly run."""
 MAX_STARTS = 3
 MAX_KNOWN_BYTES = 16 << 20
 
@@ -83,7 +83,7 @@ class Judges:
         await asyncio.gather(*self._judges)
 
     async def _rule(self, digest: bytes, constraint: bytes) -> Ruling:
-        """Blame the constraint for its judge's end, unless that was killed or hardly ran: another tries it, once."""
+        """Blame the constraint for the end of its judge, unless that was killed or hardly ran: then retry it once."""
         for is_last in (False, True):
             try:
                 verdict, payload = await self._compile(constraint)
@@ -123,7 +123,7 @@ class Judges:
             judge.ended.add_done_callback(self._judges.pop)
             try:
                 await judge.start(self._template, self._spec)
-            except (OSError, JudgeEnded) as error:  # no descriptor is left, for one
+            except (OSError, JudgeEnded) as error:  # for example, no descriptor is left
                 log.warning("cannot start a judge for output constraints: %s", error)
             else:
                 return judge

@@ -1,8 +1,8 @@
 """Ends requests whose own parameters rule out every token: vLLM would continue with token 0.
 
-`allowed_token_ids`, `bad_words` and `min_tokens` each forbid tokens.  The sampler takes a forbidden token only where no
-other is left, so a forbidden token in an output shows the contradiction.  The structure of an output is not looked at:
-workers end a request whose grammar is violated.
+`allowed_token_ids`, `bad_words` and `min_tokens` each forbid tokens.  The sampler picks a forbidden token only if no
+other is left, so a forbidden token in an output proves the contradiction.  Grammars are not checked here: workers end a
+request whose grammar is violated.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ class Mask:
         words = params.bad_words_token_ids or []
         self._words = [word for word in words if len(word) > 1]
         self._longest = max(map(len, self._words), default=1)
-        # vLLM lets an output with a structure end before `min_tokens`.
+        # vLLM lets structured output end before `min_tokens`.
         stops = params.all_stop_token_ids if params.structured_outputs is None else ()
         self._stops = {token for token in stops if 0 <= token < vocabulary}
         self._min_tokens = params.min_tokens
@@ -63,10 +63,10 @@ class Mask:
 
 
 class Masks:
-    """The masks of all requests that have one."""
+    """The masks of all requests that need one."""
 
     def __init__(self, states: Mapping[str, Any], vocabulary: int) -> None:
-        """Take vLLM's `states`, by request, of those that have not ended."""
+        """`states`: vLLM's state of each unfinished request, by request id."""
         self._states = states
         self._vocabulary = vocabulary
         self._masks: WeakKeyDictionary[Any, Mask] = WeakKeyDictionary()
@@ -84,11 +84,11 @@ class Masks:
         mask = Mask(params, self._vocabulary)
         mask.check_first()
         state = self._states.get(request)
-        if state is not None and params.thinking_token_budget is None:  # which ends by tokens that vLLM forces
+        if state is not None and params.thinking_token_budget is None:  # vLLM forces the tokens that end it
             self._masks[state] = mask
 
     def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
-        """Return the step without forbidden tokens; raise the error of each where its request's outputs are read."""
+        """Return the step without forbidden tokens; each one's error is raised where its request's outputs are read."""
         if self._masks:
             step.outputs = list(self._allowed(step.outputs))
         return step

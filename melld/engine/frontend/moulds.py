@@ -1,4 +1,4 @@
-"""An event of a stream with a place for its text, cut from one that vLLM made, and the text in what a parser says.
+"""A template for stream events, cut from one that vLLM made, and the text within a parser's message.
 
 Pure.
 """
@@ -7,41 +7,40 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-_encode = msgspec.json.Encoder().encode  # a text as pydantic has it, in less than half the time
+_encode = msgspec.json.Encoder().encode  # encodes a text as pydantic does, in less than half the time
 _NUMBER = '"sequence_number":'
 
 
 class Sink(Protocol):
-    """A client's connection, as far as events of its stream go there."""
+    """A client's connection, as seen by those who write events to it."""
 
     @property
     def is_paused(self) -> bool:
-        """Return True if the client reads too slowly."""
+        """Return True if the client is reading too slowly."""
 
     def send(self, event: bytes) -> bool:
-        """Write an event at once; return False, with nothing written, if it is paused or closing."""
+        """Write an event now; return False, having written nothing, if the connection is paused or closing."""
 
 
 Kind = tuple[str, frozenset[str], int] | None
-"""The field of a parser's message that has text, all that it sets, and in how many places the text is told; None where
-no parser is."""
+"""The text field of a parser's message, all fields that it sets, and how many hold the text; None without a parser."""
 
 
 class Mould(NamedTuple):
-    """An event without its text, and without its number if it has one."""
+    """An event without its text, and without its sequence number if it has one."""
 
     parts: tuple[bytes, ...]
-    """What stands around the places of its text."""
+    """The parts around the occurrences of its text."""
     behind_number: bytes | None
 
     def cast(self, text: str, number: int) -> bytes:
-        """Return the event with this text, in the encoding of vLLM's models."""
+        """Return the event with this text, encoded as vLLM's models do."""
         event = _encode(text).join(self.parts)
         return event if self.behind_number is None else b"%b%d%b" % (event, number, self.behind_number)
 
 
 def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mould | None:
-    """Return an event's mould; None if its text is in other than the places of its kind."""
+    """Return the mould of an event; None if the text does not occur as often as in its kind."""
     parts, behind = event.split(_encode(text).decode()), None
     if len(parts) != (1 if kind is None else kind[2]) + 1:
         return None
@@ -54,11 +53,11 @@ def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mo
 
 
 CONTENT: Kind = "content", frozenset(("content",)), 1
-"""The kind of a text that a parser has left as it is."""
+"""The kind of text that a parser passes on unchanged."""
 
 
 def plain_part(message: Any) -> tuple[Kind, str] | None:
-    """Return the one text of a parser's `DeltaMessage`; None if it says more, or nothing."""
+    """Return the only text of a parser's `DeltaMessage`; None if it holds more than that, or nothing."""
     if message is None or message.tool_calls or (message.content is None) == (message.reasoning is None):
         return None
     field = "content" if message.reasoning is None else "reasoning"

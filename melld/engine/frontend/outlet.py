@@ -1,13 +1,13 @@
-"""The plain middle of a stream: events that are written as soon as their tokens come, without vLLM's objects for each.
+"""The plain middle of a stream: events written as soon as their tokens arrive, without vLLM's objects for each.
 
-Owns the hand-over between vLLM's serving class, which makes events from outputs, and events that differ from the one
-before in their text alone.  A new text takes the place of the old one; the format is never written a second time.
+Owns the switch between vLLM's serving class, which makes events from outputs, and events that differ from the previous
+one only in their text.  For these, the new text replaces the old one; nothing here knows the format.
 
     the call's task:  output ──► vLLM's serving class ──► event ──► client    the first, the last, what is not plain
     output handler:   text ──► Outlet ──► event ──► client                    between them: the task waits for an output
 
-Afterwards the serving class gets all that it has not seen as one output, the catch-up, whose events are dropped: its
-counts, texts and parsers are right whenever it goes on.
+Afterwards the serving class gets everything that it has missed as one output, the catch-up, whose events are dropped:
+its counts, texts and parsers are correct whenever it resumes.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ _UNHEARD = object()
 
 
 class Outlet:
-    """The way out of one call's stream.
+    """The shortcut of one call's stream.
 
-    It opens while the task that writes the stream waits for an output of the call's only request, after two events that
-    were alike but for their texts.  `is_raw`: no parser stands between the model's text and the client.
+    It is open while the task that writes the stream waits for an output of the call's only request, after two events
+    that differed only in their texts.  `is_raw`: no parser stands between the model's text and the client.
     """
 
     def __init__(self, *, is_raw: bool) -> None:
         self.ahead = 0
-        """Events written here, less those dropped: by so much the serving class counts too few."""
+        """Events written here minus those dropped: the serving class's count is this much too low."""
         self._is_raw = is_raw
         self._is_open = False
-        self._says_more = False  # whether an output has been made that is not only a next text
+        self._says_more = False  # whether an output has held more than the next text
         self._catches_up = False
         self._sink: Sink | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -47,36 +47,36 @@ class Outlet:
         self._kind: Kind = None
         self._sample: tuple[Mould | None, Kind] = None, None
         self._skips_empty: bool | None = None
-        """Whether an output without text makes no event; None until one has been seen."""
+        """Whether an output without text produces no event; None until one has been seen."""
         self._events: list[str] = []
-        """Those of the output that the serving class has."""
+        """Those for the output that the serving class is handling."""
         self._number: int | None = None
         self._parsers: list[Any] = []
         self._parse: Any = None
         self._arguments: dict[str, Any] = {}
         self._message: Any = _UNHEARD
         self._answers: deque[Any] = deque()
-        """What the parser is to say next, as it has heard that already."""
+        """The parser's next answers, for input that it has already seen."""
         self._early: tuple[str, list[int], Any] | None = None
-        """What the parser has heard and the serving class has not: text, tokens, message."""
+        """What the parser has seen and the serving class has not: text, tokens, message."""
         self._is_idle = False
-        """Whether the parser passes all text on as content."""
+        """Whether the parser now passes on all text as content."""
         self._undecoded: list[str] = []
-        """Texts that the client has and the detokenizer does not."""
+        """Texts sent to the client of which the detokenizer does not know yet."""
         self._unseen_ids, self._unseen_texts, self._unseen_parts = list[int](), list[str](), list[str]()
         self._unseen_message: Any = None
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
     def opened(self, queue: Any, state: Any) -> None:
-        """Take vLLM's collector and state of a new request; with a second or an unusual one leave all to vLLM."""
+        """Take vLLM's collector and state of a new request; leave a second or unusual request to vLLM."""
         if self._queue is not None:
             self.close()
         elif state is not None and queue.aggregate and is_alone(state) and is_plain(state):
             self._state, self._make_output = state, state.make_request_output
             self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
             state.make_request_output = self._output
-            if not state.detokenizer.stop:  # else vLLM may find that the request ends here
+            if not state.detokenizer.stop:  # otherwise vLLM may find that the request ends here
                 state.take = self._take
         self._queue = queue
 
@@ -90,7 +90,7 @@ class Outlet:
             self._state = None
 
     def watch(self, parser: Any) -> None:
-        """Hear what a parser of the stream says."""
+        """Record what a parser of the stream answers."""
         parse = parser.parse_delta
 
         def parse_delta(**arguments: Any) -> Any:
@@ -108,7 +108,7 @@ class Outlet:
     async def through(
         self, outputs: AsyncGenerator[Any, None], turn: Callable[[], Awaitable[None]]
     ) -> AsyncGenerator[Any, None]:
-        """Yield the outputs of a request as the serving class is to see them, each in a `turn` of the loop."""
+        """Yield the outputs of a request as the serving class is to see them, awaiting a `turn` before each."""
         async with contextlib.aclosing(outputs):
             with contextlib.closing(self):
                 while (output := await self._next(outputs)) is not None:
@@ -139,7 +139,7 @@ class Outlet:
 
     @contextlib.contextmanager
     def leading_to(self, sink: Sink) -> Iterator[None]:
-        """Write there in this block, whose task writes all other events."""
+        """Write to `sink` during this block, whose task writes all other events."""
         self._sink, self._task = sink, asyncio.current_task()
         try:
             yield
@@ -147,32 +147,32 @@ class Outlet:
             self._sink = self._parse = None
             self.close()
             while self._parsers:
-                del self._parsers.pop().parse_delta  # which would keep it for the garbage collector
+                del self._parsers.pop().parse_delta  # a cycle that only the garbage collector would free
 
     def drops_event(self) -> bool:
-        """Return True if the serving class's next event has been written already."""
+        """Return True if the serving class's next event has already been written."""
         self.ahead -= self._catches_up
         return self._catches_up
 
     def heard(self, event: str, number: int | None) -> None:
-        """Take note of an event of the serving class, and of its number in the stream if it has one."""
+        """Record an event of the serving class, and its sequence number if it has one."""
         self._events.append(event)
         self._number = number
 
     # -- open ------------------------------------------------------------------------------------------------------
 
     def _is_ready(self) -> bool:
-        """Return True if all events so far are written, or will be before the next output is looked at."""
+        """Return True if all events so far are written, or will be before the next output is handled."""
         if self._state is None or self._mould is None or self._sink is None or self._sink.is_paused:
             return False
         return asyncio.current_task() is self._task
 
     def _is_told_late(self, made: Any) -> bool:
-        """Tell the client what vLLM has made of an output that came before this was open."""
+        """Send the client an output that vLLM processed before this was open."""
         return self._early is None and not self._says_more and self._is_told(made.text, made.token_ids)
 
     def _take(self, output: Any, timestamp_s: float, stats: Any) -> bool:
-        """Do what vLLM's output processor does, if that is all about a next text, and return True."""
+        """Do the work of vLLM's output processor and return True, if the output holds only the next text."""
         if self._state.is_prefilling or says_more(output):
             self._tell_detokenizer()
             return False
@@ -190,7 +190,7 @@ class Outlet:
         return True
 
     def _tell_detokenizer(self) -> None:
-        """Have vLLM's detokenizer know all that has been said."""
+        """Bring vLLM's detokenizer up to date."""
         detokenizer, text = self._state.detokenizer, "".join(self._undecoded)
         detokenizer.output_text += text
         detokenizer._last_output_text_offset += len(text)  # noqa: SLF001
@@ -199,7 +199,7 @@ class Outlet:
     def _output(
         self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *more: Any, **named: Any
     ) -> Any:
-        """Replace the state's `make_request_output`: make none if the client already has the output."""
+        """Stand in for the state's `make_request_output`; return None if the client already has the output."""
         self._says_more |= finish_reason is not None or any(more) or any(named.values())
         if self._is_open:
             if not self._says_more:
@@ -207,12 +207,12 @@ class Outlet:
                 offset = detokenizer._last_output_text_offset  # noqa: SLF001
                 if self._is_told(detokenizer.get_next_output_text(False, True), new_token_ids):
                     return None
-                detokenizer._last_output_text_offset = offset  # noqa: SLF001  vLLM takes it now
+                detokenizer._last_output_text_offset = offset  # noqa: SLF001  left to vLLM
             self._is_open = False
         return self._make_output(new_token_ids, pooling_output, finish_reason, *more, **named)
 
     def _is_told(self, text: str, token_ids: list[int]) -> bool:
-        """Send the text to the client; otherwise return False, and send no more until vLLM has."""
+        """Send the text to the client; return False if that cannot be done, and close until vLLM has sent it."""
         try:
             if self._write(text) if self._is_raw or self._is_idle else self._is_parsed_told(text, token_ids):
                 self._unseen_ids += token_ids
@@ -257,7 +257,7 @@ class Outlet:
     # -- handing back ----------------------------------------------------------------------------------------------
 
     def _pieces(self, output: Any) -> Iterator[Any]:
-        """Yield the catch-up, what the parser has heard too early, and the rest of the output."""
+        """Yield the catch-up, what the parser has seen early, and the rest of the output."""
         if self._unseen_ids:
             if not self._is_idle:
                 self._answers.append(self._catch_up_message())
@@ -280,7 +280,7 @@ class Outlet:
         return self._unseen_message.model_copy(update={self._kind[0]: "".join(self._unseen_parts)})
 
     def _learn(self, text: str) -> None:
-        """Compare the output that the serving class has just had with the one before it."""
+        """Compare the output that the serving class has just handled with the one before it."""
         kind: Kind = None
         if not self._is_raw:
             if self._message is None and not self._events:

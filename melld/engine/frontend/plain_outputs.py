@@ -1,7 +1,7 @@
-"""Takes outputs that say no more than which tokens are next past the rest of vLLM's output processing.
+"""A shortcut past most of vLLM's output processing, for outputs that hold only the next tokens.
 
-Owns which outputs those are, what they count in vLLM's statistics, and the tokens of whole answers: nobody reads those
-before the end, so that some at a time become text.  `melld.engine.frontend.outlet` has those of streams.
+Owns which outputs those are, how they count in vLLM's statistics, and the tokens of non-streamed answers: nobody reads
+those before the end, so they are decoded in batches.  `melld.engine.frontend.outlet` handles streams.
 """
 
 import copy
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 AT_ONCE = 64
-"""Tokens of a whole answer that become text in one go."""
+"""Tokens of a non-streamed answer that are decoded together."""
 
 Take = Callable[[Any, float, Any], bool]
-"""Does what vLLM's output processor does with an output, its time and the step's statistics, and returns True."""
+"""Does the work of vLLM's output processor for an output (with its time and the step's statistics); True if it did."""
 
 
 def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's `process_outputs` for what is left to it: a state may have its own `take`."""
+    """Wrap vLLM's `process_outputs`, which gets the outputs that a state's own `take` does not accept."""
 
     def process_rest(outputs: list[Any], timestamp_s: float, stats: Any, **more: Any) -> Any:
         rest = []
@@ -30,7 +30,7 @@ def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) 
 
 
 def says_more(output: Any) -> bool:
-    """Return True if an `EngineCoreOutput` says more than which tokens are next."""
+    """Return True if an `EngineCoreOutput` holds more than the next tokens."""
     return (
         output.finish_reason is not None
         or output.events is not None
@@ -45,7 +45,7 @@ def says_more(output: Any) -> bool:
 
 
 def count(token_ids: list[int], timestamp_s: float, stats: Any, of_request: Any) -> None:
-    """Count tokens that are not a request's first as vLLM's `IterationStats.update_from_output` does."""
+    """Count tokens, other than a request's first, as vLLM's `IterationStats.update_from_output` does."""
     stats.num_generation_tokens += len(token_ids)
     of_request.num_generation_tokens += len(token_ids)
     stats.inter_token_latencies_iter.append(timestamp_s - of_request.last_token_ts)
@@ -53,7 +53,7 @@ def count(token_ids: list[int], timestamp_s: float, stats: Any, of_request: Any)
 
 
 def is_added(waiting: Any, text: str, token_ids: list[int]) -> bool:
-    """Add a stream's next text to an output that waits to be read; return False if there is none."""
+    """Append a stream's next text to an output that has not been read yet; return False if there is none."""
     if waiting is None or isinstance(waiting, Exception):
         return False
     waiting.outputs[0].text += text
@@ -62,13 +62,13 @@ def is_added(waiting: Any, text: str, token_ids: list[int]) -> bool:
 
 
 def is_plain(state: Any) -> bool:
-    """Return True if text, without log-probabilities, is all that the tokens of a request are made into."""
+    """Return True if a request's tokens become only text, without logprobs."""
     has_text = hasattr(state.detokenizer, "_last_output_text_offset")
     return has_text and not state.streaming_input and state.logprobs_processor.num_logprobs is None
 
 
 def gather(state: Any) -> None:
-    """Have the tokens of a request gathered if its answer comes whole and no string can end it."""
+    """Collect the tokens of a request whose answer is not streamed and has no stop strings."""
     from vllm.sampling_params import RequestOutputKind
 
     if state.output_kind is RequestOutputKind.FINAL_ONLY and is_plain(state) and not state.detokenizer.stop:
@@ -97,7 +97,7 @@ def _gathering(detokenizer: Any, of_request: Any) -> Take:
 
 
 def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return True if vLLM's parser would turn any further text into plain content."""
+    """Return True if vLLM's parser would pass on any further text as plain content."""
     from vllm.parser.abstract_parser import DelegatingParser
 
     parser, request = parse.__self__, arguments["request"]
@@ -111,12 +111,12 @@ def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 def is_alone(state: Any) -> bool:
-    """Return True if each of the request's outputs is told by itself."""
+    """Return True if each of the request's outputs is sent separately."""
     return state.parent_req is None and state.stream_interval == 1
 
 
 def piece(output: Any, text: str, token_ids: list[int]) -> Any:
-    """Return a part of an output, or a part of what came before it."""
+    """Return part of an output, or of what came before it."""
     part = copy.copy(output)
     part.finished = False
     first = output.outputs[0]

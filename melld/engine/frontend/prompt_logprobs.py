@@ -1,8 +1,8 @@
-"""Processes the log-probabilities of long prompts piece by piece.
+"""Processes the logprobs of long prompts in pieces.
 
-vLLM processes all those of a prompt at once after its prefill, on the event loop: 0.03 s for ten thousand of them,
-0.36 s if the tokens are parts of characters.  Here such an output is held back until its pieces are processed; other
-requests' outputs go ahead, later ones of the same request wait behind it.
+vLLM processes all logprobs of a prompt at once after its prefill, on the event loop: 0.03 s for ten thousand of them,
+0.36 s if the tokens split characters.  Here such an output is held back until all its pieces are processed; other
+requests' outputs go ahead, and later ones of the same request wait behind it.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from vllm.v1.outputs import LogprobsTensors
 from melld.engine.frontend.turns import Turns
 
 PIECE = 400
-"""Log-probabilities processed in one turn of the loop: one to fifteen milliseconds."""
+"""Logprobs processed per loop iteration: one to fifteen milliseconds."""
 
 
 class PromptLogprobs:
-    """Holds outputs back until their log-probabilities are processed."""
+    """Holds outputs back until their logprobs are processed."""
 
     def __init__(
         self, states: Mapping[str, Any], put_back: Callable[[EngineCoreOutputs], None], turns: Turns, piece: int = PIECE
     ) -> None:
-        """Take vLLM's `states` by request; `put_back` takes outputs that are no longer held back."""
+        """`states`: vLLM's, by request id; `put_back` receives outputs that are no longer held back."""
         self._states = states
         self._put_back = put_back
         self._turns = turns
@@ -35,7 +35,7 @@ class PromptLogprobs:
     def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
         """Return the step without the outputs that must wait."""
         if (name := next((name for name, held in self._held.items() if held is step), None)) is not None:
-            del self._held[name]  # only now: its outputs that were on their way before it have joined it
+            del self._held[name]  # not earlier: outputs already on their way have joined it by now
             return step
         if not self._held and not any(map(self._is_long, step.outputs)):
             return step
@@ -73,7 +73,7 @@ class PromptLogprobs:
         for start in range(0, positions, step):
             await self._turns.mine()
             state = self._states.get(output.request_id)
-            if state is None:  # the request was aborted: the rest is not needed
+            if state is None:  # the request was aborted
                 break
             piece = slice(start, start + step)
             some = LogprobsTensors(

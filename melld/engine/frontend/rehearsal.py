@@ -1,4 +1,4 @@
-"""A rehearsal of vLLM's configuration and front end without a worker, to report at once what vLLM refuses.
+"""Builds vLLM's configuration and front end without a worker, to report early what vLLM refuses.
 
 Owns the one line that a user reads instead of vLLM's traceback.  Never starts anything or touches a device.
 """
@@ -50,7 +50,7 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
     """
     with told_in_one_line(config):
         engine = engine_arguments(config, device_kind)
-        if not config.model.vllm_option("reasoning_parser_plugin"):  # vLLM refuses an unknown one in other words
+        if not config.model.vllm_option("reasoning_parser_plugin"):  # vLLM words this refusal differently
             _check_parser(REASONING_KEY, answer_formats(config.model).reasoning.parser, ReasoningParserManager)
         vllm_config = vllm_config_of(config, engine)
         arguments = serving_arguments(config, engine, vllm_config)
@@ -65,7 +65,7 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
 
 
 def _check_parser(key: str, parser: str | None, manager: Any) -> None:
-    """Refuse a parser that vLLM does not know, with the nearest that it does.
+    """Refuse a parser that vLLM does not know, suggesting the nearest one.
 
     Raises:
         ConfigError: there is no such parser.
@@ -77,10 +77,10 @@ def _check_parser(key: str, parser: str | None, manager: Any) -> None:
 
 
 def _check_drafts(vllm_config: VllmConfig) -> None:
-    """Refuse drafts where vLLM's CPU build writes other text with them, or ends at the first one.
+    """Refuse drafts if they would change the text, or crash vLLM's CPU build.
 
     Raises:
-        ConfigError: a model with states drafts on a CPU; of gated delta nets alone without a prefix cache it may.
+        ConfigError: a model with recurrent state drafts on a CPU; only gated delta nets may, without a prefix cache.
     """
     model, drafts = vllm_config.model_config, vllm_config.speculative_config is not None
     if not (drafts and model.has_inner_state and vllm_config.device_config.device_type == "cpu"):
@@ -96,15 +96,15 @@ def _check_drafts(vllm_config: VllmConfig) -> None:
 
 
 def moves_of(vllm_config: VllmConfig) -> str:
-    """Return how requests of the model will move, as far as that is known without a worker.  For `check-config` alone.
+    """Return how requests of the model will move, as far as known without a worker.  Only for `check-config`.
 
-    vLLM may build a model for several devices only in as many processes, and some only on the device itself.
+    vLLM can build a model for several devices only in as many processes, and some models only on the device itself.
     """
     if vllm_config.parallel_config.world_size > 1:
         return UNTOLD
     try:
         kept = kept_by(specs_without_weights(vllm_config))
-    except Exception:  # the workers will tell, whatever it is
+    except Exception:  # whatever it is, the workers will report it
         log.debug("the model cannot be built without weights", exc_info=True)
         return UNTOLD
     refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
@@ -112,7 +112,7 @@ def moves_of(vllm_config: VllmConfig) -> str:
 
 
 class _Nobody(EngineCoreClient):  # type: ignore[misc]
-    """An engine without outputs."""
+    """An engine that never produces output."""
 
     engine_ranks_managed = (0,)
 
@@ -124,13 +124,13 @@ class _Nobody(EngineCoreClient):  # type: ignore[misc]
         return True
 
     async def get_output_async(self) -> NoReturn:
-        """Wait without end."""
+        """Wait forever."""
         await asyncio.Event().wait()
         raise AssertionError
 
 
 async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
-    """Build the front end over a dummy client and drop it, to raise vLLM's errors early."""
+    """Build the front end over a dummy client and discard it, to raise vLLM's errors early."""
     model = vllm_config.model_config
     task = "transcription" if model.is_encoder_decoder else "generate"
     tasks = (task,) if model.runner_type == "generate" else ()
@@ -146,18 +146,18 @@ async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
 
 @contextlib.contextmanager
 def told_in_one_line(config: Config) -> Iterator[None]:
-    """Convert vLLM's error to a `ConfigError` that names the key, and log the traceback at level debug."""
+    """Convert vLLM's error to a `ConfigError` that names the key; log the traceback at debug level."""
     try:
         yield
     except MelldError:
         raise
-    except Exception as error:  # vLLM refuses with errors of any kind
+    except Exception as error:  # vLLM raises errors of any kind
         log.debug("vLLM rejects the configuration", exc_info=True)
         raise refusal(error, {key.replace("-", "_"): value for key, value in config.model.vllm.items()}) from error
 
 
 def refusal(error: Exception, options: Mapping[str, Any]) -> ConfigError:
-    """Return a one-line error about the given option that vLLM's error is about."""
+    """Return a one-line error that names the option at fault, among those given."""
     field, words = _said(error)
     if "torchvision" in words:
         words = f"image inputs need torchvision, which is missing or does not load: `make setup` installs it ({words})"
@@ -183,7 +183,7 @@ def _said(error: Exception) -> tuple[str, str]:
 
 
 def _key(field: str, words: str, options: Mapping[str, Any]) -> str | None:
-    """Return the option whose value is quoted, else the first named, else one whose value is named, else the only."""
+    """Return the option whose value is quoted, else the first named, else one with its value named, else the only."""
     if field in options:
         return field
     for key, value in options.items():

@@ -1,22 +1,24 @@
-"""Check a client's JSON schema before anything compiles it.
+"""Checks a client's JSON schema before anything compiles it.
 
 Pure, and linear in the schema.  A reference that leads only to references (`{"$ref": "#"}`) describes no text, and a
 compiler that follows it loops or overflows its stack; a reference to nowhere or to another document cannot be
-compiled.  A schema that is recursive in the ordinary way (a tree whose children are trees) passes.
+compiled.  An ordinary recursive schema (a tree whose children are trees) passes.
 """
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from urllib.parse import unquote
 
 from melld.errors import InvalidSchema, TooManyValues
+from melld.nested import containers
 
 MAX_VALUES = 20_000
 JOINT_VALUES = 4
 """Cost of following one reference or one list of alternatives."""
 MAX_REFERENCE_CHARACTERS = 1024
 _MISSING = object()
-# Keywords whose schemas apply to the same text as the schema that holds them: following them consumes nothing.
+# Keywords whose schemas apply to the same text as the enclosing schema: following them consumes no text.
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _JOINTS = frozenset({"$ref", *_IN_PLACE})
 
@@ -39,10 +41,10 @@ class Budget:
 
 
 def check_schema(schema: object, param: str, budget: Budget) -> None:
-    """Refuse a schema that is no JSON object, or whose references lead in a circle or to nowhere.
+    """Refuse a schema that is not a JSON object, or whose references form a cycle or lead nowhere.
 
     Raises:
-        InvalidSchema: with the reason.
+        InvalidSchema: gives the reason.
         TooManyValues: the schema is too large.
     """
     if isinstance(schema, bool):
@@ -62,32 +64,14 @@ class _Check:
         self._joints = [node for node in self._nodes if not _JOINTS.isdisjoint(node)]
         budget.spend(JOINT_VALUES * len(self._joints), param)
         self._anchors = {name: node for node in self._nodes for name in _anchors(node)}
-        self._settled: set[int] = set()
 
     def run(self) -> None:
         """Follow the in-place references of every object, including those in an enum's value, which is data."""
-        for node in self._joints:
-            self._follow(node)
-
-    def _follow(self, start: dict[str, Any]) -> None:
-        """Walk the schemas that apply in place of `start`, depth first, without recursion; refuse a circle."""
-        path: list[int] = []
-        on_path: set[int] = set()
-        waiting: list[tuple[dict[str, Any], bool]] = [(start, True)]
-        while waiting:
-            node, entering = waiting.pop()
-            if not entering:
-                on_path.discard(path.pop())
-                self._settled.add(id(node))
-                continue
-            if id(node) in on_path:
-                raise InvalidSchema("a $ref refers to itself without describing anything", self._param)
-            if id(node) in self._settled:
-                continue
-            path.append(id(node))
-            on_path.add(id(node))
-            waiting.append((node, False))
-            waiting.extend((inner, True) for inner in self._in_place(node))
+        applied = {id(node): [id(one) for one in self._in_place(node)] for node in self._joints}
+        try:
+            TopologicalSorter(applied).prepare()
+        except CycleError:
+            raise InvalidSchema("a $ref refers to itself without describing anything", self._param) from None
 
     def _in_place(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         reference = node.get("$ref")
@@ -115,14 +99,10 @@ class _Check:
 
 
 def _objects(root: dict[str, Any], param: str, budget: Budget) -> Iterator[dict[str, Any]]:
-    waiting: list[Any] = [root]
-    while waiting:
-        value = waiting.pop()
+    for value in containers(root):
         budget.spend(1 + len(value), param)
         if isinstance(value, dict):
             yield value
-        inner = value.values() if isinstance(value, dict) else value
-        waiting.extend(one for one in inner if isinstance(one, dict | list))
 
 
 def _anchors(node: dict[str, Any]) -> Iterator[str]:

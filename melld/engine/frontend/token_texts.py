@@ -12,21 +12,21 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 STRETCH = 256
-"""Tokens to decode in one turn of the event loop while filling the table: some milliseconds."""
+"""Tokens to decode per loop iteration while filling the table: a few milliseconds."""
 
 _MARK = "bytes:\\x"
 _MARK_BYTES = list(_MARK.encode())
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
-"""A byte in vocabularies of SentencePiece."""
+"""A byte in SentencePiece vocabularies."""
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-"""The bytes in vocabularies of bytes, by what stands for them there."""
+"""The bytes in byte-level vocabularies, by the characters that represent them."""
 
 Decode = Callable[[Any, list[int]], list[str]]
-"""vLLM's `convert_ids_list_to_tokens`: the text of each id by itself, for a tokenizer and ids."""
+"""vLLM's `convert_ids_list_to_tokens`: takes a tokenizer and ids, and decodes each id on its own."""
 
 
 class TokenTexts:
-    """Replacement for vLLM's function.  Tokenizers are compared by identity, and live as long as the process."""
+    """Replaces vLLM's function.  Tokenizers are compared by identity, and live as long as the process."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -44,7 +44,7 @@ class TokenTexts:
         return [texts[token] for token in token_ids]
 
     async def fill(self, tokenizer: Any, vocabulary: int) -> None:
-        """Decode every token, some in each turn of the loop.  Not in a thread: tokenizers are not thread-safe."""
+        """Decode every token, a few per loop iteration.  Not in a thread: tokenizers are not thread-safe."""
         for start in range(0, vocabulary, STRETCH):
             self(tokenizer, range(start, min(start + STRETCH, vocabulary)))
             await asyncio.sleep(0)
@@ -58,14 +58,14 @@ def bytes_of(text: str) -> bytes:
 
 
 def true_bytes(told: list[int] | None) -> list[int] | None:
-    """Return the bytes of a token, of whose text these are the bytes."""
+    """Return the bytes of a token, given the bytes of its text."""
     return (
         list(bytes_of(bytes(told).decode())) if told is not None and told[: len(_MARK_BYTES)] == _MARK_BYTES else told
     )
 
 
 def _named(tokenizer: Any, token: int) -> str | None:
-    """Return what a token reads that cannot be decoded by itself; None if its bytes are unknown."""
+    """Return the bytes of a token that cannot be decoded on its own; None if they are unknown."""
     (piece,) = tokenizer.convert_ids_to_tokens([token])
     if not isinstance(piece, str):
         return None

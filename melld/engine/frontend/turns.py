@@ -1,7 +1,7 @@
-"""Spreads work over turns of the event loop: as many pieces in each, of any callers, as fit into a slice of it.
+"""Spreads work over iterations of the event loop: each handles as many pieces, from any callers, as fit a time slice.
 
-Owns the queue of waiting pieces, first come first served.  A thread would not help: the pieces hold the interpreter's
-lock, and so block the loop from any thread.
+Owns the queue of waiting pieces, first come, first served.  A thread would not help: the pieces hold the interpreter
+lock, and so would block the loop from any thread.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ from collections import deque
 from collections.abc import Callable
 
 SLICE_S = 0.002
-"""Of each turn of the event loop, for these pieces: what begins within it is done to its end."""
+"""Time for these pieces in each loop iteration; a piece that begins within it runs to its end."""
 
 
 class Turns:
-    """The slices of the loop's turns.  A caller with many pieces asks again for each."""
+    """The time slices of loop iterations.  A caller with many pieces asks again for each."""
 
     def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._slice_s = slice_s
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._at_once = 1
-        """As many of the waiting pieces begin in a turn; more once it was short."""
+        """How many waiting pieces begin per iteration; it grows after an iteration with time to spare."""
         self._until_s: float | None = None
-        """When this turn's slice ends; None before it has begun."""
+        """When this iteration's slice ends; None before it begins."""
 
     async def mine(self) -> None:
-        """Return in a loop iteration with time left: this one, if no one else is waiting."""
+        """Return in a loop iteration with time left: in this one if nobody else is waiting."""
         loop = asyncio.get_running_loop()
         if self._until_s is None:
             self._start()
@@ -41,7 +41,7 @@ class Turns:
         self._until_s = self._clock() + self._slice_s
 
     def _turned(self) -> None:
-        """End the slice, and have waiting pieces fill the next turn's: more than before if those had time to spare."""
+        """End the slice and let waiting pieces fill the next one: more than last time if there was time to spare."""
         until_s, self._until_s = self._until_s, None
         if not self._waiting:
             self._at_once = 1
@@ -52,6 +52,6 @@ class Turns:
         loop.call_soon(self._start)
         self._until_s = -math.inf
         for waiting in [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]:
-            if not waiting.done():  # else who waited is cancelled
+            if not waiting.done():  # otherwise its caller was cancelled
                 waiting.set_result(None)
         loop.call_soon(self._turned)

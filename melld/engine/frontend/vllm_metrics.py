@@ -1,7 +1,7 @@
-"""vLLM's own metrics, where one process has several of its front ends.
+"""vLLM's own metrics, in a process with several of its front ends.
 
-vLLM's logger unregisters the metrics of any front end before it (vllm.v1.metrics.prometheus), and two of the same name
-cannot stand in one registry.  Their series differ by the label `model_name`.
+vLLM's logger unregisters the metrics of earlier front ends (vllm.v1.metrics.prometheus), and one registry cannot hold
+two of the same name.  Their series differ in the label `model_name`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ PREFIX = "vllm:"
 class VllmMetrics:
     """A collector of the metrics of all front ends.
 
-    Register it, and call `keep` after each front end has been made, and `forget` once it is gone.
+    Register it; call `keep` after each front end is created, and `forget` once it is gone.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -28,7 +28,7 @@ class VllmMetrics:
         self._kept.pop(model, None)
 
     def keep(self, model: str) -> None:
-        """Take the metrics of the latest front end, this model's, out of the registry."""
+        """Move the metrics of the latest front end, which is this model's, out of the registry."""
         kept = CollectorRegistry()
         for collector in list(self._registry._collector_to_names):  # noqa: SLF001  as vLLM itself finds them
             if getattr(collector, "_name", "").startswith(PREFIX):
@@ -37,7 +37,7 @@ class VllmMetrics:
         self._kept[model] = kept
 
     def describe(self) -> Iterator[Metric]:
-        """Yield nothing: names registered here would be refused to vLLM's next front end in the same registry."""
+        """Yield nothing: names registered here could not be used by vLLM's next front end in the same registry."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

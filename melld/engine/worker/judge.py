@@ -26,10 +26,13 @@ from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.grammars import GrammarBackends
 from melld.engine.worker.writer import write_frame
 from melld.errors import MelldError
+from melld.nested import containers
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
+SCHEMAS = ("schema", "json_schema")
+"""What a structural tag calls the schemas in it."""
 LONGEST_TIMER_S = 1e6
 """Stands for longer times, which the kernel's timer does not take."""
 
@@ -110,17 +113,9 @@ def _schemas(params: "StructuredOutputsParams") -> Iterator[object]:
     """Yield every JSON schema of the constraint, parsed."""
     if params.json is not None:
         yield _parsed(params.json)
-    if params.structural_tag is None:
-        return
-    waiting = [_parsed(params.structural_tag)]
-    while waiting:
-        part = waiting.pop()
+    for part in containers(_parsed(params.structural_tag), besides=SCHEMAS):
         if isinstance(part, dict):
-            found = [part[name] for name in ("schema", "json_schema") if name in part]
-            yield from found
-            waiting.extend(inner for inner in part.values() if not any(inner is schema for schema in found))
-        elif isinstance(part, list):
-            waiting.extend(part)
+            yield from (part[name] for name in SCHEMAS if name in part)
 
 
 def _parsed(text: object) -> Any:

@@ -29,26 +29,21 @@ class BestFit(Policy):
     """Policy: the tightest worker that fits."""
 
     name: ClassVar[str] = "best-fit"
+    fit = staticmethod(tightest_fit)
 
     def allocate(self, request: Request, reason: Reason) -> bool:
         """See `Policy.allocate`."""
-        worker = tightest_fit(self.cluster, request) or self.spare(request.kv_bytes, reason)
+        worker = self.fit(self.cluster, request) or self.spare(request.kv_bytes, reason)
         if worker is not None:
             self.cluster.assign(request, worker, reason)
         return worker is not None
 
 
-class WorstFit(Policy):
+class WorstFit(BestFit):
     """Policy: the roomiest worker."""
 
-    name: ClassVar[str] = "worst-fit"
-
-    def allocate(self, request: Request, reason: Reason) -> bool:
-        """See `Policy.allocate`."""
-        worker = roomiest_fit(self.cluster, request) or self.spare(request.kv_bytes, reason)
-        if worker is not None:
-            self.cluster.assign(request, worker, reason)
-        return worker is not None
+    name = "worst-fit"
+    fit = staticmethod(roomiest_fit)
 
 
 class MostFree(Policy):

@@ -88,7 +88,7 @@ class VirtualDaemon:
         self.cluster = scheduler.cluster
         self.auditor = Auditor()
         self.stories = Stories(kept=1000)
-        taps = [recording(self.stories.take, self._audit)]
+        taps = [recording(scheduler, self.stories.take, self._audit)]
         self.auditor.feed(header_record(policy, settings, loop.time(), 0.0, ""))
         self.fleet = Fleet([], VirtualHost(), VirtualCodec(), lambda: self.driver, loop.time, health)
         for slot in slots:

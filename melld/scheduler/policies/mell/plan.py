@@ -9,6 +9,7 @@ the last destination, and none if it returns or ends.  Placing is never held bac
 import msgspec
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.fit import roomiest_fit
 from melld.scheduler.policies.mell.bins import Bin, Item
 from melld.scheduler.policies.mell.book import BinBook
 from melld.scheduler.policies.mell.classes import SizeClass
@@ -198,9 +199,8 @@ class MellPlan:
             return False
         request = min(waiting, key=lambda request: (request.kv_bytes, request.sequence))
         held = self.held[request]
-        others = (worker for worker in self.cluster.room.roomiest() if worker is not request.worker)
-        roomiest = next(others, None)
-        if roomiest is None or not self.cluster.fits(roomiest, request.kv_bytes):
+        roomiest = roomiest_fit(self.cluster, request)
+        if roomiest is None:
             roomiest = self.cluster.sleeping(request.kv_bytes)
             if roomiest is None:
                 return False
