@@ -26,6 +26,7 @@ from benchmarks.harness import CPU
 from benchmarks.serving.answers_vs_vllm import flags_for_melld
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.families.every import FAMILIES, WITHOUT_CPU, make_model_of
+from tests.families.images import IMAGES
 from tests.forked import run_python
 from tests.migrate.live import CASES, Answer, Bench, Stream, alike, linked_workers
 from tests.serve.daemon_process import DaemonProcess
@@ -178,7 +179,7 @@ def row_of(name: str, *, with_vllm: bool) -> list[str]:
     """Try one family; return its row of the table."""
     if name in WITHOUT_CPU:
         return [name, WITHOUT_CPU[name], *["-"] * 5]
-    options = dict(FAMILIES[name].options)
+    options = dict((FAMILIES | IMAGES)[name].options)
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "demo"
         make_model_of(name, model)
