@@ -26,11 +26,14 @@ from benchmarks.harness import CPU
 from benchmarks.serving.answers_vs_vllm import flags_for_melld
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
 from tests.families.every import FAMILIES, WITHOUT_CPU, make_model_of
+from tests.families.images import IMAGES
 from tests.forked import run_python
 from tests.migrate.live import CASES, Answer, Bench, Stream, alike, linked_workers
 from tests.serve.daemon_process import DaemonProcess
 
 NAMES = ("greedy", "seeded", "penalties")
+DRAFTED_NAMES = ("greedy", "penalties", "json_schema")
+"""Asked of families with a drafter, all of them greedily: what chance decides depends on the guesses, too."""
 TEXTS = ["The old lighthouse and its keeper.", "A table.", "Tell me the story of the sea. " * 8]
 ROUNDING = 1e-4
 """Of numbers: those of several texts in a step differ in the last digits."""
@@ -49,24 +52,22 @@ COLUMNS = ["family", "served", "by KV", "by tokens", "after kill -9", "as vLLM",
 class Prompted(Bench):
     """A daemon that is asked for completions: a family's way with chats is not tried here."""
 
-    names: tuple[str, ...] = NAMES
-    """With a drafter what chance decides depends on its guesses, too: greedy answers alone."""
+    def __init__(self, daemon: DaemonProcess, bodies: dict[str, dict[str, Any]]) -> None:
+        super().__init__(daemon, daemon.faults)
+        self.bodies = bodies
 
     def body(self, name: str) -> dict[str, Any]:
         """Return the case without a chat."""
-        return body_of(name)
+        return self.bodies[name]
 
 
-def names_for(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the cases of a family with these options."""
-    return NAMES[:1] if "speculative_config" in options else NAMES
-
-
-def body_of(name: str) -> dict[str, Any]:
-    """Return what is asked in this case."""
-    return {key: value for key, value in CASES[name].items() if key != "messages"} | {
-        "prompt": TEXTS[2] * 8,
-        "max_tokens": 200,
+def bodies_for(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is asked of a family with these options, by the names of the cases."""
+    drafts = "speculative_config" in options
+    own = {"prompt": TEXTS[2] * 8, "max_tokens": 200} | ({"temperature": 0} if drafts else {})
+    return {
+        name: {key: value for key, value in CASES[name].items() if key != "messages"} | own
+        for name in (DRAFTED_NAMES if drafts else NAMES)
     }
 
 
@@ -85,9 +86,9 @@ def same(found: bool) -> str:
 def texts_of(bench: Prompted, how: Callable[[Stream], None] | None = None) -> list[Any]:
     """Return the answers; `how`: what happens to each stream meanwhile."""
     if how is None:
-        return [whole(bench.unmoved(name)) for name in bench.names]
+        return [whole(bench.unmoved(name)) for name in bench.bodies]
     with bench.slowed():
-        streams = [bench.stream(name) for name in bench.names]
+        streams = [bench.stream(name) for name in bench.bodies]
         for stream in streams:
             how(stream)
     answers = [whole(stream.result()) for stream in streams]
@@ -102,7 +103,7 @@ def moved(bench: Prompted, via: str) -> str:
     answers = texts_of(
         bench, lambda stream: outcomes.extend(one["outcome"] for one in bench.operator.move(stream, via))
     )
-    if outcomes != ["committed"] * len(bench.names):
+    if outcomes != ["committed"] * len(bench.bodies):
         return ", ".join(outcomes) or "not moved"
     return same(answers == texts_of(bench))
 
@@ -136,8 +137,7 @@ def of_daemon(name: str, model: Path, options: dict[str, Any]) -> tuple[list[Any
             kill_one(Bench(daemon, daemon.faults))
             return numbers, ["yes", "-", "-", same(alike(numbers, numbers_of(daemon.url, name), ROUNDING))]
     with linked_workers(model, *flags) as daemon:
-        bench = Prompted(daemon, daemon.faults)
-        bench.names = names_for(options)
+        bench = Prompted(daemon, bodies_for(options))
         found = [moved(bench, via) for via in ("kv", "tokens")]
         first = functools.cache(lambda: kill_one(bench))
         killed = texts_of(bench, lambda _stream: first())
@@ -168,8 +168,8 @@ def offline(name: str, model: str, options: dict[str, Any]) -> list[Any]:
         task = "token_classify" if "tagger" in name else "embed"
         return [one.outputs.data.tolist() for one in engine.encode(TEXTS, pooling_task=task)]
     answers = []
-    for case in names_for(options):
-        asked = CompletionRequest(**body_of(case))
+    for body in bodies_for(options).values():
+        asked = CompletionRequest(**body)
         [answer] = engine.generate(asked.prompt, asked.to_sampling_params(asked.max_tokens, {}))
         answers.append([answer.outputs[0].text, answer.outputs[0].finish_reason])
     return answers
@@ -179,7 +179,7 @@ def row_of(name: str, *, with_vllm: bool) -> list[str]:
     """Try one family; return its row of the table."""
     if name in WITHOUT_CPU:
         return [name, WITHOUT_CPU[name], *["-"] * 5]
-    options = dict(FAMILIES[name].options)
+    options = dict((FAMILIES | IMAGES)[name].options)
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "demo"
         make_model_of(name, model)

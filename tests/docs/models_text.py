@@ -36,8 +36,9 @@ tell you about your model:
 means a fixed size per request plus a size per token.
 
 Each row of the first table is tested with tiny models of the family's shape and random weights, on CPUs (`make
-test-all`, `make bench WHAT=families`): output equal to plain vLLM's, also when moved and after `kill -9`. The second
-table is derived from vLLM's source; anything that depends on a model's configuration is assumed to be present.
+test-all`, `make bench WHAT=families`): output equal to plain vLLM's, also when moved and after `kill -9`. Some of the
+second table are, too (`benchmarks/results/families.json`). It is derived from vLLM's source; anything that depends on a
+model's configuration is assumed to be present.
 """
 
 
@@ -54,7 +55,7 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("Qwen3.5, Qwen3.6", ("qwen3_5", "qwen3_5_moe"), (FULL, STATE)),
+    Row("Qwen3.5, Qwen3.6", ("qwen3_5", "qwen3_5_moe", "qwen3_5_vision"), (FULL, STATE)),
     Row("Gemma 4", ("gemma4", "gemma4_e", "gemma4_vision"), (FULL, WINDOWS)),
     Row("Qwen3-VL", ("qwen3_vl",), (FULL,)),
     Row("gpt-oss", ("gpt_oss",), (FULL, WINDOWS)),

@@ -15,15 +15,17 @@ UNCHANGED = np.eye(HIDDEN, dtype=np.float32)
 READS_BOTH = np.concatenate((UNCHANGED, UNCHANGED / 2), axis=1)
 
 
-def add_numbered(directory: Path, layers: int) -> None:
-    """Add the head as the layer after the last, as in GLM and DeepSeek."""
+def add_numbered(directory: Path, layers: int, modules: int = 1) -> None:
+    """Add the head as the layer after the last, as in GLM and DeepSeek, or several, all alike."""
     weights = read_weights(directory)
     head = _layer(weights, layers - 1)
     one = np.ones(HIDDEN, dtype=np.float32)
     head |= {"enorm.weight": one, "hnorm.weight": one, "eh_proj.weight": READS_BOTH, "shared_head.norm.weight": one}
     head |= {"shared_head.head.weight": weights["lm_head.weight"]}
     head |= {"embed_tokens.weight": weights["model.embed_tokens.weight"]}
-    write_weights(directory, weights | {f"model.layers.{layers}.{name}": weight for name, weight in head.items()})
+    for number in range(layers, layers + modules):
+        weights |= {f"model.layers.{number}.{name}": weight for name, weight in head.items()}
+    write_weights(directory, weights)
 
 
 def add_named(directory: Path, layers: int) -> None:
@@ -50,6 +52,9 @@ def _with_head(name: str, add: Any, **options: Any) -> Family:
     )
 
 
+TWO_MODULES = _with_head("glm4_moe", functools.partial(add_numbered, modules=2))
+TWO_MODULES = TWO_MODULES._replace(written=TWO_MODULES.written | {"num_nextn_predict_layers": 2})
+"""The second reads one token further ahead."""
 HEADS = {
     "glm4_moe_mtp": _with_head("glm4_moe", add_numbered),
     "deepseek_v3_mtp": _with_head("deepseek_v3", add_numbered, max_num_batched_tokens=2048),  # prompts are not cut

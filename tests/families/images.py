@@ -110,6 +110,26 @@ IMAGES = {
         video_token_id=VOCABULARY + 3,
         finish=_qwen_processor,
     ),
+    "qwen3_5_vision": _family(  # states beside images
+        "Qwen3_5",
+        TEXTS["qwen3_5"].fields
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            }
+        },
+        QWEN_TOKENS,
+        {"depth": 2, "num_heads": 2, "patch_size": 8, "out_hidden_size": HIDDEN, "num_position_embeddings": 64},
+        vision_start_token_id=VOCABULARY,
+        vision_end_token_id=VOCABULARY + 1,
+        image_token_id=VOCABULARY + 2,
+        video_token_id=VOCABULARY + 3,
+        finish=_qwen_processor,
+    ),
     "pixtral": _family(  # as Mistral Small 3 and Ministral 3
         "Mistral3",
         TEXTS["ministral3"].fields | {"model_type": "ministral3"},

@@ -1,6 +1,7 @@
 """Families that embed, score or classify: encoders keep no KV at all, decoders do."""
 
 from tests.families.family import HIDDEN, Family
+from tests.families.texts import TEXTS
 
 ENCODER = {"num_hidden_layers": 3, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 514}
 BERT = ENCODER | {"type_vocab_size": 2}
@@ -44,6 +45,25 @@ POOLERS = {
         {"num_hidden_layers": 3, **ONE_CLASS},
         options=POOLING,
     ),
+    "roberta": Family("Roberta", "RobertaModel", ROBERTA, ABSOLUTE, POOLING),
+    "roberta_reranker": Family("Roberta", "RobertaForSequenceClassification", ROBERTA | ONE_CLASS, ABSOLUTE, POOLING),
+    "xlm_roberta_tagger": Family(
+        "XLMRoberta", "XLMRobertaForTokenClassification", ROBERTA | {"num_labels": 5}, ABSOLUTE, POOLING
+    ),
+    "modernbert_tagger": Family(
+        "ModernBert", "ModernBertForTokenClassification", MODERN | {"num_labels": 5}, options=POOLING
+    ),
+    "gpt2_reranker": Family(
+        "GPT2", "GPT2ForSequenceClassification", {"num_hidden_layers": 3, **ONE_CLASS}, options=POOLING
+    ),
+    "jamba_reranker": Family(  # with states
+        "Jamba", "JambaForSequenceClassification", {**TEXTS["jamba"].fields, **ONE_CLASS}, options=POOLING
+    ),
+    "e5_mistral": Family("Mistral", "MistralModel", {"num_hidden_layers": 3}, options=POOLING),
+    "gte_qwen2": Family("Qwen2", "Qwen2Model", {"num_hidden_layers": 3}, options=POOLING),
+    "qwen3_5_embedding": TEXTS["qwen3_5"]._replace(options=POOLING),
+    "granite4_h_embedding": TEXTS["granite4_h"]._replace(options=POOLING),
+    "lfm2_embedding": TEXTS["lfm2"]._replace(options=POOLING),
     "embedding_gemma": Family(  # Gemma 3, which reads both ways
         "Gemma3Text",
         "Gemma3TextModel",

@@ -236,6 +236,62 @@ TEXTS = {
         {"num_hidden_layers": 3, "q_lora_rank": None, "first_k_dense_replace": 1, "topk_method": "greedy", **LATENT},
         options=CPU_MLA,
     ),
+    "granite": Family(
+        "Granite",
+        "GraniteForCausalLM",
+        {"num_hidden_layers": 3, "attention_multiplier": HEAD_WIDTH**-0.5, "head_dim": None},
+    ),
+    "nemotron": Family("Nemotron", "NemotronForCausalLM", {"num_hidden_layers": 3}),
+    "cohere": Family(
+        "Cohere", "CohereForCausalLM", {"num_hidden_layers": 3, "tie_word_embeddings": True, "head_dim": None}
+    ),
+    "opt": Family(
+        "OPT",
+        "OPTForCausalLM",
+        {"num_hidden_layers": 3, "ffn_dim": 2 * HIDDEN, "word_embed_proj_dim": HIDDEN}
+        | {"tie_word_embeddings": True, "head_dim": None},
+        spread=0.05,
+    ),
+    "bloom": Family(  # no positions, but attention that fades with the distance
+        "Bloom",
+        "BloomForCausalLM",
+        {"n_layer": 3, "n_head": HEADS, "tie_word_embeddings": True}
+        | dict.fromkeys(("num_hidden_layers", "num_attention_heads", "head_dim")),
+        spread=0.05,
+    ),
+    "falcon": Family(
+        "Falcon",
+        "FalconForCausalLM",
+        {"num_hidden_layers": 3, "new_decoder_architecture": True, "num_kv_heads": KV_HEADS, "head_dim": None}
+        | {"ffn_hidden_size": 4 * HIDDEN, "bias": False},
+    ),
+    "gptj": Family(
+        "GPTJ",
+        "GPTJForCausalLM",
+        {"n_layer": 3, "n_head": HEADS, "n_embd": HIDDEN, "rotary_dim": 16, "n_positions": 2048}
+        | dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")),
+    ),
+    "qwen2_moe": Family(
+        "Qwen2Moe",
+        "Qwen2MoeForCausalLM",
+        {"num_hidden_layers": 3, "shared_expert_intermediate_size": HIDDEN // 2, **EXPERTS},
+    ),
+    "olmoe": Family(
+        "Olmoe",
+        "OlmoeForCausalLM",
+        {"num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": HIDDEN // 2},
+    ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_Moe",
+        "Ernie4_5_MoeForCausalLM",
+        {"num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": HIDDEN // 2}
+        | {"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    ),
+    "exaone_moe": Family(
+        "ExaoneMoe", "ExaoneMoeForCausalLM", {"num_hidden_layers": 4, "sliding_window": WINDOW, **EXPERTS}
+    ),
+    "mistral": Family("Mistral", "MistralForCausalLM", {"num_hidden_layers": 3, "sliding_window": WINDOW}),
+    "starcoder2": Family("Starcoder2", "Starcoder2ForCausalLM", {"num_hidden_layers": 3, "sliding_window": None}),
     "kimi_linear": Family(  # vLLM has no path for it on a CPU
         "KimiLinear",
         "KimiLinearForCausalLM",

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from melld.control.client import ControlClient
-from melld.control.messages import Migrate, Unload
+from melld.control.messages import AskStory, Migrate, Unload
 from melld.migrate.snapshot import Via
 from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
@@ -202,6 +202,10 @@ class Operator:
         way = Via(via) if via else None
         asked = Migrate(request=request, worker=worker, via=way, after_first_token=after_first_token)
         return msgspec.json.decode(self._client.operate("migrate", asked, PATIENCE_S))
+
+    def story(self, request: str) -> Any:
+        """Return what happened to the request so far."""
+        return msgspec.json.decode(self._client.operate("why", AskStory(request=request), PATIENCE_S))
 
     def unload(self, model: str) -> None:
         """Return once the model is in no worker's memory."""

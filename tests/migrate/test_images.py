@@ -104,9 +104,7 @@ def test_answers_about_images_equal_plain_vllm_s(daemon: DaemonProcess, seeing: 
     """melld in between changes nothing."""
     asked = about(picture(5))
     given = str(seeing), CPU_ARGUMENTS | {"max_model_len": 2048}, asked["messages"], asked["max_tokens"]
-    plain = run_python(
-        *("-c", PLAIN, json.dumps(given)), env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT, timeout=170
-    )
+    plain = run_python(*("-c", PLAIN, json.dumps(given)), env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
     (told,) = [line.removeprefix("TOLD ") for line in plain.stdout.splitlines() if line.startswith("TOLD ")]
     assert Stream(daemon, asked).result().choices[0].text == json.loads(told), plain.stderr[-2000:]
 

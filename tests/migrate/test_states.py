@@ -10,21 +10,42 @@ from typing import Any
 import pytest
 
 from tests.migrate.live import CASES, CHUNK_S, THINKS, Bench, Stream, alike, linked_workers
+from tests.patience import PATIENCE_S
 from tests.worker_faults import slowed
 
+FLAGS = (*THINKS, "--kv-bytes", "64MiB", "--set", "health.steady_after_s=0")
+FLAGS += ("--set", "model.vllm.max_num_batched_tokens=512")  # a prompt of 3,000 tokens takes six steps
+SPLIT = ("--set", 'scheduler.policy="mell-slo"', "--role", "w0=prefill", "--role", "w1=decode")
+SPLIT += ("--set", "targets.itl_ms=1000")  # slowed, one worker is to have room for all
 ROUNDING = 1e-4
 """Log-probabilities of what is computed again: a prompt's states are other sums than those of single tokens."""
 HERE = ("penalties",)
 """In the short form."""
 
 
+@pytest.fixture(scope="module", params=["granite4_h", pytest.param("qwen3_5", marks=pytest.mark.long)])
+def model(model_of: Callable[[str], Path], request: Any) -> Path:
+    """Three layers of Mamba 2 and one of attention, or six of gated delta nets and two."""
+    return model_of(request.param)
+
+
 @pytest.fixture(scope="module")
-def bench(model_of: Callable[[str], Path]) -> Iterator[Bench]:
-    """Two workers with a Granite 4: three layers of Mamba 2, and one of attention."""
-    flags = (*THINKS, "--kv-bytes", "64MiB", "--set", "health.steady_after_s=0")
-    flags += ("--set", "model.vllm.max_num_batched_tokens=512")  # a prompt of 3,000 tokens takes six steps
-    with linked_workers(model_of("granite4_h"), *flags) as process:
+def bench(model: Path) -> Iterator[Bench]:
+    """Two workers."""
+    with linked_workers(model, *FLAGS) as process:
         yield Bench(process, process.faults)
+
+
+@pytest.fixture(scope="module")
+def split(model: Path) -> Iterator[Bench]:
+    """Two others, both in service: w0 computes the prompts, w1 decodes."""
+    with linked_workers(model, *FLAGS, *SPLIT) as process:
+        split = Bench(process, process.faults)
+        with split.slowed():
+            stream = split.stream("greedy")
+            split.operator.move(stream, None)  # which puts the other one into service
+        stream.result()
+        yield split
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +139,28 @@ def test_a_short_request_is_counted_with_its_states(bench: Bench) -> None:
     assert worker["used_blocks"] >= 4
     assert report["blocks"] >= 4
     assert stream.result().error is None
+
+
+@pytest.mark.parametrize("lost", ["w1", *(pytest.param(one, marks=pytest.mark.long) for one in (None, "w0"))])
+def test_under_roles_each_state_is_handed_over_after_the_first_token(
+    bench: Bench, split: Bench, lost: str | None
+) -> None:
+    """From the worker that computes prompts to the one that decodes, which may die, too; the client cannot tell."""
+    names = ["greedy", "penalties", "n", "long prompt"]
+    bench.learn(names)
+    with split.slowed():
+        streams = {name: split.stream(name) for name in names}
+        split.operator.wait(lambda status: {one["worker"] for one in status["requests"]} == {"w1"}, PATIENCE_S)
+        requests = [one["request"] for one in split.operator.status()["requests"]]
+        if lost:
+            [pid] = [int(one["pid"]) for one in split.operator.status()["workers"] if one["worker"] == lost]
+            os.kill(pid, signal.SIGKILL)
+            split.operator.wait_gone(lost, pid)
+    for name, stream in streams.items():
+        check(stream, bench.unmoved(name))
+    assert len(requests) == len(names) + 2, "three of one call"
+    for request in requests:
+        first = next(line for line in split.operator.story(request)["lines"] if line["what"] == "moved")
+        assert (first["source"], first["worker"], first["via"]) == ("w0", "w1", "kv")
+    split.operator.wait_ready()
+    split.operator.wait_idle()

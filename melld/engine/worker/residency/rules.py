@@ -26,8 +26,6 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     """Return why no request can come to this engine from another, or None."""
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return MoveRefusal.KV_CONNECTOR
-    if scheduler.num_prefill_lookahead > 1:
-        return MoveRefusal.SPECULATIVE
     if scheduler.aux_output_connector is not None:
         return MoveRefusal.AUXILIARY_OUTPUT
     return None
@@ -35,6 +33,8 @@ def engine_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
 
 def leave_refusal(scheduler: "Scheduler") -> MoveRefusal | None:
     """Return why no running request can leave this engine, or None; after a crash they still resume elsewhere."""
+    if scheduler.num_prefill_lookahead > 1:
+        return MoveRefusal.SPECULATIVE
     return engine_refusal(scheduler) or (None if are_known(_kinds_of(scheduler)) else MoveRefusal.UNTRIED_KV)
 
 

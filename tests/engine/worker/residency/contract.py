@@ -79,13 +79,13 @@ def waiting_requests_with_kv_are_scheduled_first(engine: Any) -> None:
 
 
 def a_drafter_says_how_far_ahead_of_a_part_of_the_prompt_it_reads(engine: Any) -> None:
-    from melld.engine.worker.residency.rules import engine_refusal
+    from melld.engine.worker.residency.rules import leave_refusal
     from melld.migrate.snapshot import MoveRefusal
 
     scheduler = engine.scheduler
-    assert (scheduler.num_prefill_lookahead, engine_refusal(scheduler)) == (0, None)
+    assert (scheduler.num_prefill_lookahead, leave_refusal(scheduler)) == (0, None)
     scheduler.num_prefill_lookahead = 2
-    assert engine_refusal(scheduler) is MoveRefusal.SPECULATIVE
+    assert leave_refusal(scheduler) is MoveRefusal.SPECULATIVE
     scheduler.num_prefill_lookahead = 0
 
 

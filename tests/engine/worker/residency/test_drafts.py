@@ -1,11 +1,11 @@
-"""Requests with speculative tokens, from a draft model, an EAGLE head or the prompt, move as others do.
+"""Requests with speculative tokens, from a draft model, an EAGLE or MTP head or the prompt, move as others do.
 
 With greedy sampling, for which drafts change nothing but the pace.  vLLM itself gives a seeded request other tokens
 each time that other tokens are drafted.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from melld.migrate.snapshot import MoveRefusal
 from tests.engine.worker.residency.driver import Refused
 from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import GREEDY, LONG_PROMPT, SCHEMA
+from tests.families.every import WITHOUT_CPU
+from tests.families.family import make_family
+from tests.families.heads import HEADS, TWO_MODULES
 from tests.tiny_models import make_drafter, make_eagle
 
 DRAFTED = 3
@@ -29,6 +32,7 @@ CASES = [
 
 
 LATER = (("ngram", False), ("eagle", False), ("draft_model", True), ("eagle", True))
+LATER += tuple((name, False) for name in HEADS if name not in WITHOUT_CPU)
 
 
 @pytest.fixture(
@@ -36,9 +40,25 @@ LATER = (("ngram", False), ("eagle", False), ("draft_model", True), ("eagle", Tr
     params=[("draft_model", False), *(pytest.param(one, marks=pytest.mark.long) for one in LATER)],
     ids=lambda param: f"{param[0]}{' ahead' * param[1]}",
 )
-def shared_pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pair]:
-    """Two workers that draft three tokens a step, also with two steps in flight."""
+def drafter(request: Any) -> tuple[str, bool]:
+    """How tokens are drafted, or the family that brings its head for it; and whether two steps are in flight."""
     method, ahead = request.param
+    return str(method), bool(ahead)
+
+
+@pytest.fixture(scope="module")
+def shared_pair(
+    demo_model: Path,
+    model_of: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    drafter: tuple[str, bool],
+) -> Iterator[Pair]:
+    """Two workers that draft two or three tokens a step."""
+    method, ahead = drafter
+    if method in HEADS:
+        with two_workers(model_of(method), dict(HEADS[method].options)) as workers:
+            yield Pair(*workers)
+        return
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": DRAFTED}
     directory = tmp_path_factory.mktemp("draft") / "draft"
     if method == "draft_model":
@@ -53,10 +73,21 @@ def shared_pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory, requ
         yield Pair(*workers)
 
 
-def test_drafts_change_the_pace_and_no_token(pair: Pair, plain_pair: Pair) -> None:
+@pytest.fixture(scope="module")
+def undrafted(plain_pair: Pair, model_of: Callable[[str], Path], drafter: tuple[str, bool]) -> Iterator[Pair]:
+    """Two workers with the same model that draft nothing."""
+    if drafter[0] not in HEADS:
+        yield plain_pair
+        return
+    options = {key: value for key, value in HEADS[drafter[0]].options.items() if key != "speculative_config"}
+    with two_workers(model_of(drafter[0]), options) as workers:
+        yield Pair(*workers)
+
+
+def test_drafts_change_the_pace_and_no_token(pair: Pair, undrafted: Pair) -> None:
     """Some are accepted and some are not: fewer steps than tokens, and the tokens of a worker without drafts."""
     paces = []
-    for case, plain in zip(CASES, plain_pair.all_unmoved(CASES), strict=True):
+    for case, plain in zip(CASES, undrafted.all_unmoved(CASES), strict=True):
         running = pair.start(case)
         steps = 0
         while running.answer.finish is None:
@@ -151,12 +182,12 @@ def test_seeded_requests_complete_wherever_they_are(pair: Pair) -> None:
     assert [len(answer.tokens) for answer in pair.finish(*running)] == [28] * 4
 
 
-def test_a_worker_with_another_drafter_takes_no_kv(pair: Pair, plain_pair: Pair) -> None:
+def test_a_worker_with_another_drafter_takes_no_kv(pair: Pair, undrafted: Pair) -> None:
     """Blocks without the drafter's part do not fit; by tokens any request can go anywhere."""
     running = pair.start(GREEDY)
     pair.step(4)
     core_request, tokens = pair.here("core_request", running.request_id)
-    plain = plain_pair.here
+    plain = undrafted.here
     plain("reserve", core_request, tokens, 0)
     pair.here("freeze", running.request_id, "kv")
     with pytest.raises(Refused) as refused:
@@ -165,3 +196,16 @@ def test_a_worker_with_another_drafter_takes_no_kv(pair: Pair, plain_pair: Pair)
     plain("cancel", running.request_id)
     pair.here("thaw", running.request_id)
     pair.finish(running)
+
+
+@pytest.mark.long
+def test_requests_whose_drafter_reads_far_ahead_stay_but_outlive_their_worker(tmp_path: Path) -> None:
+    """MTP with two modules: no move, yet a worker's death costs no request."""
+    make_family(TWO_MODULES, tmp_path)
+    with two_workers(tmp_path, dict(TWO_MODULES.options)) as workers, Pair(*workers).emptied() as pair:
+        running = pair.start(GREEDY)
+        pair.step(4)
+        assert pair.here("refusal", running.request_id, "tokens") is MoveRefusal.SPECULATIVE
+        assert [pair.unmoved(GREEDY)] == pair.finish(running)
+        answers = zip(pair.all_resumed_from_the_log(CASES), pair.all_unmoved(CASES), strict=True)
+        assert all(answer.tokens == unmoved.tokens for answer, unmoved in answers)
