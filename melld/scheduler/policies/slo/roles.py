@@ -20,21 +20,13 @@ from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import SetRole
 from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.load import Loads, WorkerLoad
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role, best_split, pressure
 from melld.scheduler.state import Request, Worker
-
-SPLIT_PRESSURE, MERGE_PRESSURE, GAIN = 0.75, 0.6, 0.95
-SPLIT_S, MERGE_S, CHANGE_S = 10.0, 30.0, 5.0
-COPY_CAUTION, EPOCHS_AHEAD = 1.75, 2.0
-"""A destination is chosen so many times the expected copy, and so many epochs, before the first token."""
-FADE_S = 120.0
-"""What the last hand-overs took counts for 1/e after so long without one: they may have met a busy link, or a start."""
-LEAVERS = 4
-"""Requests that decode on a prefill worker and leave it in one epoch, at most."""
 
 
 class Roles:
@@ -96,12 +88,15 @@ class Roles:
             for request in worker.movable:
                 to_come = self._first_in_s(request, worker) > 0.0
                 decoding += not to_come
-                if self.is_due(request, worker) if to_come else decoding <= LEAVERS:
+                if self.is_due(request, worker) if to_come else decoding <= constants.LEAVERS:
                     yield request, to_come
 
     def is_due(self, request: Request, worker: Worker) -> bool:
         """Return True if the first token will come so soon that the request's destination must be chosen."""
-        lead_s = COPY_CAUTION * self._outlook.moves.expected_s(request.kv_bytes) + EPOCHS_AHEAD * self._epoch_s
+        lead_s = (
+            constants.COPY_CAUTION * self._outlook.moves.expected_s(request.kv_bytes)
+            + constants.EPOCHS_AHEAD * self._epoch_s
+        )
         return self._first_in_s(request, worker) <= lead_s
 
     def hands(self, request: Request) -> None:
@@ -143,7 +138,7 @@ class Roles:
             self._prefill.popitem()
         decoding = places - Counter(self._place(awake[name]) for name in self._prefill)
         self._prefill = {name: order for name, order in self._prefill.items() if decoding[self._place(awake[name])]}
-        if len(self._prefill) < self.wanted and now_s - self._changed_s >= CHANGE_S:
+        if len(self._prefill) < self.wanted and now_s - self._changed_s >= constants.CHANGE_S:
             self._take_one(awake.values(), decoding)
         self._tell(awake.values())
 
@@ -180,17 +175,17 @@ class Roles:
         handing_s = self._pause_s(mean_bytes, steps(count)) * self._answers.share_of_token()
         best = best_split(steps, count, prompts, target_s, handing_s)
         mixed, split = (pressure(steps, count, one, prompts, target_s, handing_s) for one in (0, best))
-        pays = split < GAIN * mixed
+        pays = split < constants.GAIN * mixed
         self.because = (
             f"mixed, {count} workers would use {mixed:.0%} of the pace; with {best} of them for prompts {split:.0%}"
             if best
             else f"mixed, {count} workers use {mixed:.0%} of the pace, and with any split more"
         )
-        return best if pays and mixed > (MERGE_PRESSURE if self.wanted else SPLIT_PRESSURE) else 0
+        return best if pays and mixed > (constants.MERGE_PRESSURE if self.wanted else constants.SPLIT_PRESSURE) else 0
 
     def _pause_s(self, kv_bytes: float, step_s: float) -> float:
         """Return how long a client should wait for a hand-over: as for the last ones, or for its taker's step."""
-        faded = math.exp((self._learned_s - self._cluster.now_s) / FADE_S)
+        faded = math.exp((self._learned_s - self._cluster.now_s) / constants.FADE_S)
         return step_s + (self._pauses.expected_s(kv_bytes) - step_s) * faded
 
     def _want(self, best: int) -> None:
@@ -198,7 +193,7 @@ class Roles:
         now_s = self._cluster.now_s
         if best == self.wanted:
             self._stood_s = now_s
-        elif now_s - self._stood_s >= (MERGE_S if best < self.wanted else SPLIT_S):
+        elif now_s - self._stood_s >= (constants.MERGE_S if best < self.wanted else constants.SPLIT_S):
             self.wanted, self._stood_s = best, now_s
 
     def _first_in_s(self, request: Request, worker: Worker) -> float:

@@ -7,7 +7,8 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.policies.slo.answers import Answers
-from melld.scheduler.policies.slo.demand import CALM_S, GROWTH_S, LEAST_GROWTH_S, MEAN_S, Demand
+from melld.scheduler.policies.slo.constants import CALM_S, GROWTH_S, LEAST_GROWTH_S, MEAN_S
+from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Worker

@@ -2,7 +2,7 @@
 
 import pytest
 
-from melld.scheduler.policies.slo.feedback import (
+from melld.scheduler.policies.slo.constants import (
     CAUTION_DOWN,
     CAUTION_UP,
     ENDED,
@@ -16,8 +16,8 @@ from melld.scheduler.policies.slo.feedback import (
     PRICE_DOWN,
     PRICE_UP,
     WORTH,
-    Feedback,
 )
+from melld.scheduler.policies.slo.feedback import Feedback
 from melld.scheduler.policies.slo.missing import MissingWorkers
 from melld.scheduler.targets import Targets
 from tests.scheduler.driving import scheduler_with
