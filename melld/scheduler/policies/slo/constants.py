@@ -32,8 +32,8 @@ MEMORY_PART, PROMPT_PART = 0.94, 0.6
 """Guard: the parts of a worker's memory and of its time that the load's KV and its prompts may take."""
 STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
 """Guard: limits for fewer workers than now.  Slow: of the answers that may miss their pace."""
-MEAN_S, SUDDEN_S, GROWTH_S, CALM_S = 60.0, 2.0, 16.0, 15.0
-"""Guard: times over which prompts, a sudden rise of them, growth, and a lower need are looked at."""
+MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
+"""Guard: times over which prompts, growth, and a lower need are looked at."""
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """Guard: after the start, growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
 SURE, SURE_GROWTH = 2.0, 1.75
@@ -49,26 +49,19 @@ LARGE_PART = 0.08
 """Guard: mean size, as a part of the capacity, above which requests are packed where memory sets the number of
 workers."""
 SPREAD = 0.1
-"""Guard: slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
-BESIDE_URGENT = 0.6
-"""Promise: slowed requests that it is worth to join no urgent ones, by their part of the worker's requests; these stay
-among their likes, unless their first tokens come later there."""
+"""Guard: slowed requests that one whole target's worth of load is worth: how much spreading counts beside them.  The
+same part later, a first token still counts as soon."""
 SPILL = 0.3
 """Guard: slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
-MISSED_BY_URGENT = 6.0
-"""Promise: where no worker is able and all its requests are urgent, a miss that others bring counts as so many more."""
+URGENT = 6.0
+"""Promise: a miss that others bring an urgent request, or that they join it at all, counts as so many more."""
 MOST_BUSY = 0.9
 """Guard: the most that prompts are thought to take of a worker's time."""
-SOON_S, SOON_PART = 0.05, 0.1
-"""Guard: a first token is about as soon as the soonest if it comes later by no more than these seconds, or this
-part."""
 FILL_PART = 0.5
 """Guard: part of the life that dispatch leaves a worker: a new worker fills meanwhile, and growth goes on elsewhere."""
 WORTH_WAKING = 4.0
 """Guard: misses that waking another worker must save."""
 
-PLACEMENTS, ENDED = 100, 200
-"""Guard: requests whose first tokens, and whose paces, are judged together."""
 LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 60.0
 """Guard: seconds that a missing worker costs.  Most: what a GPU costs that a service without such a reckoning keeps for
 a minute, or more where `WORTH` says so."""
@@ -76,7 +69,7 @@ WORTH = 2.5
 """Promise: a request served in time is worth so many times the GPU-seconds that it takes."""
 PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 """Guard: for each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
-LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
+LEAST_CAUTION, FIRST_CAUTION = 0.17, 0.25
 """Guard: the part of the prompts' randomness that reaches a worker, as dispatch levels the rest."""
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 """Guard: steps of the caution, where more answers were slow than may be, and where not."""
@@ -87,8 +80,5 @@ SPLIT_S, MERGE_S, CHANGE_S = 10.0, 30.0, 5.0
 """Guard: for how long a split or a merge must be the better, and how long each change is given."""
 COPY_CAUTION, EPOCHS_AHEAD = 1.75, 2.0
 """Guard: a destination is chosen so many times the expected copy, and so many epochs, before the first token."""
-FADE_S = 120.0
-"""Prior: what the last hand-overs took counts for 1/e after so long without one: they may have met a busy link, or a
-start."""
 LEAVERS = 4
 """Guard: requests that decode on a prefill worker and leave it in one epoch, at most."""

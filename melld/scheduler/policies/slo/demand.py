@@ -3,7 +3,8 @@
     memory    the KV of all requests, with its recent sure growth continued until a new worker has filled, in 94 % of it
     prompts   at most 60 % of each worker's time
     pace      beside an even share of the prompts, which come at random, at most as many answers are slow as may be
-    bursts    at a rate to which prompts have surely just risen, the same part of the time, and the mean pace
+    bursts    at a rate to which prompts have surely just risen (over the promised time to a first token), the same part
+              of the time, and the mean pace
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
 limits asked for in the last 15 seconds, or in fewer where workers without requests shall sleep sooner.  Never wakes a
@@ -17,6 +18,7 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.models import StepModel
+from melld.scheduler.targets import Targets
 
 
 class PromptRate:
@@ -63,7 +65,7 @@ class PromptRate:
 class Demand:
     """The number of workers in service: `workers`.  `by_memory`: memory alone sets it."""
 
-    def __init__(self, cluster: Cluster, missed: float, steps: StepModel, answers: Answers) -> None:
+    def __init__(self, cluster: Cluster, targets: Targets, steps: StepModel, answers: Answers) -> None:
         self.workers = 0
         self.by_memory = False
         self._cluster = cluster
@@ -71,8 +73,8 @@ class Demand:
         self._calm_s = constants.CALM_S if after_s is None else min(constants.CALM_S, after_s)
         self._steps = steps
         self._answers = answers
-        self._missed = missed
-        self._lasting, self._sudden = PromptRate(constants.MEAN_S), PromptRate(constants.SUDDEN_S)
+        self._missed = targets.missed
+        self._lasting, self._sudden = PromptRate(constants.MEAN_S), PromptRate(targets.ttft_s)
         self._accepted: collections.deque[tuple[float, int]] = collections.deque()  # since the first of `_used`
         self._squares = 0  # of their bytes
         self._used: collections.deque[tuple[float, int]] = collections.deque()

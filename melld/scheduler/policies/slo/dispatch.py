@@ -21,7 +21,7 @@ from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.load import Loads, Turn
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.state import Request, Worker
-from melld.scheduler.targets import Targets
+from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 
 
 class Prompt(NamedTuple):
@@ -79,9 +79,7 @@ class Dispatch:
             first_s = {worker.id: self._first_s(request, worker, prompt) for worker, _ in able}
             least_s = min(first_s.values())
             able = [
-                one
-                for one in able
-                if first_s[one[0].id] <= least_s + max(constants.SOON_S, constants.SOON_PART * least_s)
+                one for one in able if first_s[one[0].id] <= least_s + max(DEFAULT_ITL_S, constants.SPREAD * least_s)
             ]
 
         def rank(one: tuple[Worker, float]) -> tuple[bool, float]:
@@ -170,7 +168,7 @@ class Dispatch:
         others = (worker.count - likes) / max(worker.count, 1)
         if request.urgent:
             return near + constants.SPREAD * (slow + others)
-        spread = constants.SPREAD * max(near, slow) + constants.BESIDE_URGENT * others
+        spread = constants.SPREAD * (max(near, slow) + constants.URGENT * others)
         return spread + self._slowed(worker, prefill_s, itl_s)
 
     def _crowds(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
@@ -188,7 +186,7 @@ class Dispatch:
 
         Were it all the same how many these are, the others would crowd together so as to spare the only one.
         """
-        return 1.0 if request.urgent else 1.0 + constants.MISSED_BY_URGENT * worker.urgent / max(worker.count, 1)
+        return 1.0 if request.urgent else 1.0 + constants.URGENT * worker.urgent / max(worker.count, 1)
 
     def _missed(self, request: Request, worker: Worker, prompt: Prompt, awake_s: float) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow.

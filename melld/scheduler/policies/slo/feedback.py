@@ -11,7 +11,8 @@ from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
 class Feedback:
     """`price_s`: what a missing worker costs beyond its waking, in seconds of one.
 
-    `caution`: see `Demand.look`.
+    `caution`: see `Demand.look`; at most all of the randomness.  As many first tokens are judged together as one may be
+    late of, and twice as many paces.
     """
 
     def __init__(self, targets: Targets, missing: MissingWorkers) -> None:
@@ -26,9 +27,8 @@ class Feedback:
         is_late = ttft_s > self._targets.first_token_s(prefill_s)
         self._placed += 1
         self._late += is_late
-        if self._placed == constants.PLACEMENTS:
-            over = self._over(self._late, constants.PLACEMENTS)
-            self._reprice(_rise(over) if over > 0.0 else constants.PRICE_DOWN)
+        if (may := self._targets.missed * self._placed) >= 1.0:
+            self._reprice(_rise(self._late / may) if self._late > may else constants.PRICE_DOWN)
             self._placed = self._late = 0
         return not is_late
 
@@ -39,18 +39,13 @@ class Feedback:
         is_slow = seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         self._ended += 1
         self._slow += is_slow
-        if self._ended == constants.ENDED:
-            over = self._over(self._slow, constants.ENDED)
-            self.caution *= constants.CAUTION_UP if over > 0.0 else constants.CAUTION_DOWN
-            self.caution = min(max(self.caution, constants.LEAST_CAUTION), constants.MOST_CAUTION)
-            if over > 0.0:
-                self._reprice(_rise(over))
+        if (may := self._targets.missed * self._ended) >= 2.0:
+            self.caution *= constants.CAUTION_UP if self._slow > may else constants.CAUTION_DOWN
+            self.caution = min(max(self.caution, constants.LEAST_CAUTION), 1.0)
+            if self._slow > may:
+                self._reprice(_rise(self._slow / may))
             self._ended = self._slow = 0
         return not is_slow
-
-    def _over(self, missed: int, requests: int) -> float:
-        """Return by how many times more requests missed than may."""
-        return missed / (self._targets.missed * requests) - 1.0 if missed else -1.0
 
     def _reprice(self, times: float) -> None:
         self.price_s = min(max(self.price_s * times, constants.LEAST_PRICE_S), self._most_price_s())
@@ -59,5 +54,6 @@ class Feedback:
         return max(constants.MOST_PRICE_S, constants.WORTH * self._missing.cost_s)
 
 
-def _rise(over: float) -> float:
-    return float(constants.PRICE_UP ** min(over, constants.MOST_OVER))
+def _rise(times: float) -> float:
+    """Return by how much the price rises where so many times as many requests missed as may."""
+    return float(constants.PRICE_UP ** min(times - 1.0, constants.MOST_OVER))

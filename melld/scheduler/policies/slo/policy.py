@@ -41,7 +41,7 @@ class MellSlo(MellPlus):
         self.steps = StepModel()
         self.prompts = PromptModel()
         self.dispatch = Dispatch(cluster, self, self.targets, self.steps)
-        self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
+        self.demand = Demand(cluster, self.targets, self.steps, self.dispatch.answers)
         self.roles = Roles(cluster, self.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
         self.gaps = Gaps()  # of workers that are in service, or still have requests
         self.service = Gaps()  # of those in service alone

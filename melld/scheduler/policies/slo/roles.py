@@ -185,7 +185,7 @@ class Roles:
 
     def _pause_s(self, kv_bytes: float, step_s: float) -> float:
         """Return how long a client should wait for a hand-over: as for the last ones, or for its taker's step."""
-        faded = math.exp((self._learned_s - self._cluster.now_s) / constants.FADE_S)
+        faded = math.exp((self._learned_s - self._cluster.now_s) / (2.0 * constants.MEAN_S))
         return step_s + (self._pauses.expected_s(kv_bytes) - step_s) * faded
 
     def _want(self, best: int) -> None:
