@@ -30,8 +30,9 @@ it empty for minutes."""
 
 MEMORY_PART, PROMPT_PART = 0.94, 0.6
 """Guard: the parts of a worker's memory and of its time that the load's KV and its prompts may take."""
-STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
-"""Guard: limits for fewer workers than now.  Slow: of the answers that may miss their pace."""
+STRICT_PART, STRICT_SLOW_PART = 0.9, 0.7
+"""Guard: fewer workers serve only once their limits are kept strictly: so much of the memory, so much of the limit of
+the prompts, and so much of the slow answers that may be.  The last needs more, as a little load changes it much."""
 MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
 """Guard: times over which prompts, growth, and a lower need are looked at."""
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
@@ -55,8 +56,6 @@ SPILL = 0.3
 """Guard: slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
 URGENT = 6.0
 """Promise: a miss that others bring an urgent request, or that they join it at all, counts as so many more."""
-MOST_BUSY = 0.9
-"""Guard: the most that prompts are thought to take of a worker's time."""
 FILL_PART = 0.5
 """Guard: part of the life that dispatch leaves a worker: a new worker fills meanwhile, and growth goes on elsewhere."""
 WORTH_WAKING = 4.0
@@ -74,11 +73,5 @@ LEAST_CAUTION, FIRST_CAUTION = 0.17, 0.25
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 """Guard: steps of the caution, where more answers were slow than may be, and where not."""
 
-SPLIT_PRESSURE, MERGE_PRESSURE, GAIN = 0.75, 0.6, 0.95
-"""Guard: roles are given above such a pressure, and taken back below; where they lower it to that part."""
-SPLIT_S, MERGE_S, CHANGE_S = 10.0, 30.0, 5.0
-"""Guard: for how long a split or a merge must be the better, and how long each change is given."""
-COPY_CAUTION, EPOCHS_AHEAD = 1.75, 2.0
-"""Guard: a destination is chosen so many times the expected copy, and so many epochs, before the first token."""
-LEAVERS = 4
-"""Guard: requests that decode on a prefill worker and leave it in one epoch, at most."""
+GAIN = 0.95
+"""Guard: workers get roles where that lowers the pressure to this part, as a change costs something, too."""

@@ -102,12 +102,12 @@ class Demand:
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
         ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
         limits = constants.PROMPT_PART, self._missed
-        strict_limits = constants.STRICT_PROMPT_PART, constants.STRICT_SLOW_PART * self._missed
+        strict_limits = constants.STRICT_PART * constants.PROMPT_PART, constants.STRICT_SLOW_PART * self._missed
         by_time = self._by_time(used_bytes, itl_s, caution, limits)
         strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits, by_time)
         memory = self._by_memory(ahead_bytes, constants.MEMORY_PART)
         wanted = max(memory, by_time)
-        self._note_strict(max(self._by_memory(ahead_bytes, constants.STRICT_MEMORY_PART), wanted, strict_by_time))
+        self._note_strict(max(self._by_memory(ahead_bytes, constants.STRICT_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))
         self.by_memory = memory >= self.workers
 

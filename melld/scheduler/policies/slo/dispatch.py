@@ -23,6 +23,8 @@ from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.state import Request, Worker
 from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 
+TINY = 1e-9
+
 
 class Prompt(NamedTuple):
     """Seconds to compute a request's prompt: by itself, and where a worker has its beginning already."""
@@ -235,7 +237,7 @@ class Dispatch:
         ahead_bytes = constants.AHEAD_S * count * self._packing.outlook.growth_bytes_s(worker)
         prefilling = self.loads.of(worker, now_s).prefilling(now_s) + prefill_s / constants.ACCEPTED_S
         step_s = self._steps.step_s(worker, count, used_bytes + ahead_bytes)
-        return step_s / (1.0 - min(prefilling, constants.MOST_BUSY))
+        return step_s / max(1.0 - prefilling, TINY)
 
     def _slowed(self, worker: Worker, prefill_s: float, itl_s: float) -> float:
         """Return how many requests on the worker the prompt should make miss their pace."""
