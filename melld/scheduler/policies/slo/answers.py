@@ -17,10 +17,8 @@ class Answers:
     """Lengths of ended answers."""
 
     def __init__(self) -> None:
-        share = 1.0 - math.exp(-constants.BUCKET_TOKENS / constants.ANSWER_TOKENS)
-        self._weights = [
-            constants.PRIOR_WEIGHT * share * (1.0 - share) ** bucket for bucket in range(constants.BUCKETS + 1)
-        ]
+        weight, share = constants.PRIOR_WEIGHT, 1.0 - math.exp(-constants.BUCKET_TOKENS / constants.ANSWER_TOKENS)
+        self._weights = [weight * share * (1.0 - share) ** bucket for bucket in range(constants.BUCKETS + 1)]
         self._newest_weight = 1.0
         self._ended = 0
         self._longer: list[float] = []

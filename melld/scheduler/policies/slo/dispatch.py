@@ -23,8 +23,6 @@ from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.state import Request, Worker
 from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 
-TINY = 1e-9
-
 
 class Prompt(NamedTuple):
     """Seconds to compute a request's prompt: by itself, and where a worker has its beginning already."""
@@ -63,14 +61,12 @@ class Dispatch:
         costs = ((worker, self._cost(request, worker, prompt)) for worker in by_activation[:serving])
         able = [(worker, cost) for worker, cost in costs if cost is not None]
         best = self._best(request, prompt, able, by_memory)
-        if best is not None and best[1] <= constants.SPILL:
-            return best[0]
         fullest_first = sorted(by_activation[serving:], key=lambda worker: -worker.used_bytes)
         costs = ((worker, self._cost(request, worker, prompt)) for worker in fullest_first)
         beyond = next(((worker, cost) for worker, cost in costs if cost is not None), None)
         if best is None or (beyond is not None and beyond[1] < best[1] - constants.SPILL):
-            return beyond[0] if beyond is not None else None
-        return best[0]
+            best = beyond
+        return best and best[0]
 
     def _best(
         self, request: Request, prompt: Prompt, able: list[tuple[Worker, float]], by_memory: bool
@@ -80,9 +76,8 @@ class Dispatch:
         if prompt.by_worker_s and able:
             first_s = {worker.id: self._first_s(request, worker, prompt) for worker, _ in able}
             least_s = min(first_s.values())
-            able = [
-                one for one in able if first_s[one[0].id] <= least_s + max(DEFAULT_ITL_S, constants.SPREAD * least_s)
-            ]
+            soon_s = least_s + max(DEFAULT_ITL_S, constants.SPREAD * least_s)
+            able = [one for one in able if first_s[one[0].id] <= soon_s]
 
         def rank(one: tuple[Worker, float]) -> tuple[bool, float]:
             worker, cost = one
@@ -170,8 +165,7 @@ class Dispatch:
         others = (worker.count - likes) / max(worker.count, 1)
         if request.urgent:
             return near + constants.SPREAD * (slow + others)
-        spread = constants.SPREAD * (max(near, slow) + constants.URGENT * others)
-        return spread + self._slowed(worker, prefill_s, itl_s)
+        return constants.SPREAD * (max(near, slow) + constants.URGENT * others) + self._slowed(worker, prefill_s, itl_s)
 
     def _crowds(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
         """Return True if the request would take of the headroom of urgent ones on the worker: room, slots or pace."""
@@ -237,7 +231,7 @@ class Dispatch:
         ahead_bytes = constants.AHEAD_S * count * self._packing.outlook.growth_bytes_s(worker)
         prefilling = self.loads.of(worker, now_s).prefilling(now_s) + prefill_s / constants.ACCEPTED_S
         step_s = self._steps.step_s(worker, count, used_bytes + ahead_bytes)
-        return step_s / max(1.0 - prefilling, TINY)
+        return step_s / max(1.0 - prefilling, 1e-9)
 
     def _slowed(self, worker: Worker, prefill_s: float, itl_s: float) -> float:
         """Return how many requests on the worker the prompt should make miss their pace."""

@@ -48,10 +48,8 @@ class Feedback:
         return not is_slow
 
     def _reprice(self, times: float) -> None:
-        self.price_s = min(max(self.price_s * times, constants.LEAST_PRICE_S), self._most_price_s())
-
-    def _most_price_s(self) -> float:
-        return max(constants.MOST_PRICE_S, constants.WORTH * self._missing.cost_s)
+        most_s = max(constants.MOST_PRICE_S, constants.WORTH * self._missing.cost_s)
+        self.price_s = min(max(self.price_s * times, constants.LEAST_PRICE_S), most_s)
 
 
 def _rise(times: float) -> float:

@@ -73,11 +73,8 @@ class StepModel:
 
 def _prior(step_s: float, capacity_bytes: int) -> list[tuple[tuple[float, float, float], list[float]]]:
     """Return what is thought before it was seen, as three steps and their sums: a lone one, a full memory, a batch."""
-    rows = (
-        ((1.0, 1.0, 0.0), 1.0),
-        ((1.0, 1.0, float(capacity_bytes)), constants.FULL_MEMORY),
-        ((1.0, constants.BATCH, 0.0), constants.FULL_BATCH),
-    )
+    full, batch = (1.0, 1.0, float(capacity_bytes)), (1.0, constants.BATCH, 0.0)
+    rows = ((1.0, 1.0, 0.0), 1.0), (full, constants.FULL_MEMORY), (batch, constants.FULL_BATCH)
     return [(row, sums_of(row, step_s * times)) for row, times in rows]
 
 
@@ -110,12 +107,10 @@ class PromptModel:
 
         Short prompts say little of what grows with the square, yet a fit of them alone may lay all their time on it.
         """
-        grows = (constants.LONG_TIMES - 1.0) / constants.LONG_TOKENS
+        tokens, times = constants.LONG_TOKENS, constants.LONG_TIMES
+        grows = (times - 1.0) / tokens
         ones, lines, squares, line_lines, line_squares, square_squares, *values = self._sums
         grown = line_lines + grows * (2.0 * line_squares + grows * square_squares)
         seen = [ones, lines + grows * squares, 0.0, grown, 0.0, 0.0, values[0], values[1] + grows * values[2], 0.0]
         base_s, token_s, _ = fitted(seen)
-        return sums_of(
-            (1.0, constants.LONG_TOKENS, constants.LONG_TOKENS**2),
-            base_s + token_s * constants.LONG_TIMES * constants.LONG_TOKENS,
-        )
+        return sums_of((1.0, tokens, tokens**2), base_s + token_s * times * tokens)
