@@ -12,10 +12,10 @@ constants  `mell-slo` with each of its constants a quarter less and more
 Loads whose traces are not there are left out, with a line that says so.  Results are kept under benchmarks/out/slo.
 """
 
-import importlib
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import msgspec
 
@@ -23,6 +23,8 @@ from benchmarks.harness import parser_of, record
 from benchmarks.targets.slo_cells import Cell, result_of, settings_of
 from benchmarks.targets.slo_loads import SHAPES, load_of
 from melld.errors import ConfigError
+from melld.scheduler import idle, targets
+from melld.scheduler.policies.slo import constants
 from melld.simulator.experiment import SchedulerChoices, run_policy
 from melld.simulator.measures import Report
 
@@ -50,16 +52,6 @@ SETTINGS: dict[str, dict[str, float]] = {
 }
 CONSTANTS_ROWS = (("arxiv", "13b-h100", 30), ("lmsys", "8b-4090", 50), ("waves", "8b-h100", 30))
 """Loads where prompts, memory and bursts decide how many workers serve."""
-CONSTANTS = (
-    "demand.MEMORY_PART", "demand.PROMPT_PART", "demand.SLOW_PART", "demand.STRICT_MEMORY_PART",
-    "demand.STRICT_PROMPT_PART", "demand.STRICT_SLOW_PART", "demand.MEAN_S", "demand.SUDDEN_S", "demand.SURE",
-    "demand.SURE_GROWTH", "demand.GROWTH_S", "demand.CALM_S",
-    "dispatch.TTFT_PART", "dispatch.SPREAD", "dispatch.SPILL", "dispatch.AHEAD_S", "dispatch.LARGE_PART",
-    "feedback.FIRST_PRICE_S", "feedback.MOST_PRICE_S", "feedback.WORTH", "feedback.LEAST_CAUTION",
-    "feedback.FIRST_CAUTION", "idle.MARGIN",
-    "policy.FILL_PART", "policy.WORTH_WAKING", "load.MEMORY_S", "models.REMEMBERED", "models.LONG_TIMES",
-    "targets.LATE_TIMES",
-)  # fmt: skip
 MOST_PREEMPTIONS = 3
 Row = tuple[str, str, int]
 
@@ -238,18 +230,23 @@ def constants_table(traces: pathlib.Path) -> str:
         "|---|---|---|",
         f"| as it is | {changed(usual, usual)} | {changed(usual, usual)} |",
     ]
-    for constant in CONSTANTS:
-        module_name, name = constant.split(".")
-        package = "melld.scheduler" if module_name in {"idle", "targets"} else "melld.scheduler.policies.slo"
-        module = importlib.import_module(f"{package}.{module_name}")
-        value, cells = getattr(module, name), []
+    for module, constant, value in chosen_numbers():
+        cells = []
         for times in (0.75, 1.25):
-            setattr(module, name, value * times)
+            setattr(module, constant, type(value)(value * times))
             cells.append(changed([simulated(cell_of(row, "mell-slo"), traces) for row in rows], usual))
-        setattr(module, name, value)
+        setattr(module, constant, value)
         lines.append(f"| `{constant}` = {value:g} | {' | '.join(cells)} |")
         print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
+
+
+def chosen_numbers() -> Iterator[tuple[ModuleType, str, float]]:
+    """Yield the constants of `mell-slo`, and those of what it shares with other policies."""
+    for module, names in ((constants, vars(constants)), (idle, ("MARGIN",)), (targets, ("LATE_TIMES",))):
+        for name in list(names):
+            if isinstance(value := getattr(module, name), int | float):
+                yield module, name, value
 
 
 def simulated(cell: Cell, traces: pathlib.Path) -> Report:

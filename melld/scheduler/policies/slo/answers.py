@@ -9,27 +9,16 @@ Owns a histogram with forgetting.  Never decides where requests go.
 
 import math
 
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.targets import MEAN_OVER_TOKENS
-
-BUCKET_TOKENS = 8
-BUCKETS = 256
-REMEMBERED = 2000.0
-"""Weight of an answer falls to 1/e after so many later ones."""
-FIRST_MEAN_TOKENS, FIRST_WEIGHT = 200.0, 20.0
-"""Until others are seen: so many answers of that mean length, exponentially distributed."""
-REFRESH = 32
-"""The shares are reckoned anew after so many answers."""
-POINTS = (16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-"""Lengths at which `slow` looks."""
-LARGEST_WEIGHT = 1e6
 
 
 class Answers:
     """Lengths of ended answers."""
 
     def __init__(self) -> None:
-        share = 1.0 - math.exp(-BUCKET_TOKENS / FIRST_MEAN_TOKENS)
-        self._weights = [FIRST_WEIGHT * share * (1.0 - share) ** bucket for bucket in range(BUCKETS + 1)]
+        weight, share = constants.PRIOR_WEIGHT, 1.0 - math.exp(-constants.BUCKET_TOKENS / constants.ANSWER_TOKENS)
+        self._weights = [weight * share * (1.0 - share) ** bucket for bucket in range(constants.BUCKETS + 1)]
         self._newest_weight = 1.0
         self._ended = 0
         self._longer: list[float] = []
@@ -38,22 +27,22 @@ class Answers:
 
     def ended(self, tokens: int) -> None:
         """Record an answer."""
-        self._newest_weight *= 1.0 + 1.0 / REMEMBERED
-        self._weights[min(tokens // BUCKET_TOKENS, BUCKETS)] += self._newest_weight
+        self._newest_weight *= 1.0 + 1.0 / constants.REMEMBERED
+        self._weights[min(tokens // constants.BUCKET_TOKENS, constants.BUCKETS)] += self._newest_weight
         self._ended += 1
-        if self._ended % REFRESH == 0:
+        if self._ended % constants.REFRESH == 0:
             self._refresh()
 
     def longer(self, tokens: float) -> float:
         """Return the share of answers that are longer."""
-        place = min(tokens / BUCKET_TOKENS, float(BUCKETS))
+        place = min(tokens / constants.BUCKET_TOKENS, float(constants.BUCKETS))
         bucket = int(place)
         low, high = self._longer[bucket], self._longer[bucket + 1]
         return low + (high - low) * (place - bucket)
 
     def share_of_token(self) -> float:
         """Return the mean share of an answer that one of its tokens is: what a pause adds to the time per token."""
-        shares = (weight / ((bucket + 0.5) * BUCKET_TOKENS) for bucket, weight in enumerate(self._weights))
+        shares = (weight / ((bucket + 0.5) * constants.BUCKET_TOKENS) for bucket, weight in enumerate(self._weights))
         return sum(shares) / sum(self._weights)
 
     def made_slow(self, delay_s: float, more_s: float, had_tokens: float, gain_s: float) -> float:
@@ -84,16 +73,15 @@ class Answers:
         return share
 
     def _refresh(self) -> None:
-        if self._newest_weight > LARGEST_WEIGHT:
-            self._weights = [weight / self._newest_weight for weight in self._weights]
-            self._newest_weight = 1.0
+        self._weights = [weight / self._newest_weight for weight in self._weights]
+        self._newest_weight = 1.0
         total, beyond = sum(self._weights), 0.0
-        self._longer = [0.0] * (BUCKETS + 2)
-        for bucket in range(BUCKETS, -1, -1):
+        self._longer = [0.0] * (constants.BUCKETS + 2)
+        for bucket in range(constants.BUCKETS, -1, -1):
             beyond += self._weights[bucket]
             self._longer[bucket] = beyond / total
-        longer = [1.0, *map(self.longer, POINTS)]
+        longer = [1.0, *map(self.longer, constants.POINTS)]
         self._halves = [
             (tokens, max(tokens, MEAN_OVER_TOKENS), (last - beyond) * 0.5)
-            for tokens, last, beyond in zip(POINTS, longer, longer[1:], strict=False)
+            for tokens, last, beyond in zip(constants.POINTS, longer, longer[1:], strict=False)
         ]

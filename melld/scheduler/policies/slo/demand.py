@@ -3,7 +3,8 @@
     memory    the KV of all requests, with its recent sure growth continued until a new worker has filled, in 94 % of it
     prompts   at most 60 % of each worker's time
     pace      beside an even share of the prompts, which come at random, at most as many answers are slow as may be
-    bursts    at a rate to which prompts have surely just risen, the same part of the time, and the mean pace
+    bursts    at a rate to which prompts have surely just risen (over the promised time to a first token), the same part
+              of the time, and the mean pace
 
 Owns the recent history of the load, and the hysteresis: the number rises at once, and falls to the most that stricter
 limits asked for in the last 15 seconds, or in fewer where workers without requests shall sleep sooner.  Never wakes a
@@ -14,17 +15,10 @@ import collections
 import math
 
 from melld.scheduler.cluster import Cluster
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.models import StepModel
-
-MEMORY_PART, PROMPT_PART, SLOW_PART = 0.94, 0.6, 1.0
-STRICT_MEMORY_PART, STRICT_PROMPT_PART, STRICT_SLOW_PART = 0.9, 0.54, 0.7
-"""Limits for fewer workers than now.  Slow: of the answers that may miss their pace."""
-MEAN_S, SUDDEN_S, GROWTH_S, CALM_S = 60.0, 2.0, 16.0, 15.0
-LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
-"""After the start: growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
-SURE, SURE_GROWTH = 2.0, 1.75
-"""Standard deviations by which a rate of prompts, and a growth, that chance alone may show are discounted."""
+from melld.scheduler.targets import Targets
 
 
 class PromptRate:
@@ -54,7 +48,7 @@ class PromptRate:
     def surely(self, now_s: float) -> float:
         """Return the rate that prompts which come at random surely have: the seen one, less what chance may add."""
         self._fade(now_s)
-        return self._sum - SURE * math.sqrt(self._squares / (2.0 * self._memory_s))
+        return self._sum - constants.SURE * math.sqrt(self._squares / (2.0 * self._memory_s))
 
     @property
     def burst_s(self) -> float:
@@ -71,16 +65,16 @@ class PromptRate:
 class Demand:
     """The number of workers in service: `workers`.  `by_memory`: memory alone sets it."""
 
-    def __init__(self, cluster: Cluster, missed: float, steps: StepModel, answers: Answers) -> None:
+    def __init__(self, cluster: Cluster, targets: Targets, steps: StepModel, answers: Answers) -> None:
         self.workers = 0
         self.by_memory = False
         self._cluster = cluster
         after_s = cluster.settings.retire_after_s
-        self._calm_s = CALM_S if after_s is None else min(CALM_S, after_s)
+        self._calm_s = constants.CALM_S if after_s is None else min(constants.CALM_S, after_s)
         self._steps = steps
         self._answers = answers
-        self._missed = missed
-        self._lasting, self._sudden = PromptRate(MEAN_S), PromptRate(SUDDEN_S)
+        self._missed = targets.missed
+        self._lasting, self._sudden = PromptRate(constants.MEAN_S), PromptRate(targets.ttft_s)
         self._accepted: collections.deque[tuple[float, int]] = collections.deque()  # since the first of `_used`
         self._squares = 0  # of their bytes
         self._used: collections.deque[tuple[float, int]] = collections.deque()
@@ -95,7 +89,7 @@ class Demand:
 
     def prefilling(self) -> float:
         """Return the seconds of prompts per second, lately."""
-        return self._lasting.mean(self._cluster.now_s, LEAST_SEEN)
+        return self._lasting.mean(self._cluster.now_s, constants.LEAST_SEEN)
 
     def look(self, itl_s: float | None, ahead_s: float, caution: float) -> None:
         """Reckon anew.
@@ -107,13 +101,13 @@ class Demand:
         used_bytes = sum(worker.used_bytes - worker.leaving_bytes for worker in cluster.active.values())
         used_bytes += sum(one.kv_bytes for one in cluster.waiting.requests.values())
         ahead_bytes = used_bytes + self._growth(used_bytes) * ahead_s
-        limits = PROMPT_PART, SLOW_PART * self._missed
-        strict_limits = STRICT_PROMPT_PART, STRICT_SLOW_PART * self._missed
+        limits = constants.PROMPT_PART, self._missed
+        strict_limits = constants.STRICT_PART * constants.PROMPT_PART, constants.STRICT_SLOW_PART * self._missed
         by_time = self._by_time(used_bytes, itl_s, caution, limits)
         strict_by_time = self._by_time(used_bytes, itl_s, caution, strict_limits, by_time)
-        memory = self._by_memory(ahead_bytes, MEMORY_PART)
+        memory = self._by_memory(ahead_bytes, constants.MEMORY_PART)
         wanted = max(memory, by_time)
-        self._note_strict(max(self._by_memory(ahead_bytes, STRICT_MEMORY_PART), wanted, strict_by_time))
+        self._note_strict(max(self._by_memory(ahead_bytes, constants.STRICT_PART), wanted, strict_by_time))
         self.workers = max(wanted, min(self.workers, self._strict[0][1]))
         self.by_memory = memory >= self.workers
 
@@ -133,12 +127,12 @@ class Demand:
         now_s, used = self._cluster.now_s, self._used
         if not used or now_s - used[-1][0] >= 1.0:
             used.append((now_s, used_bytes))
-        while len(used) > 1 and used[1][0] <= now_s - GROWTH_S:
+        while len(used) > 1 and used[1][0] <= now_s - constants.GROWTH_S:
             used.popleft()
         while self._accepted and self._accepted[0][0] < used[0][0]:
             self._squares -= self._accepted.popleft()[1] ** 2
-        grown_bytes = used_bytes - used[0][1] - SURE_GROWTH * math.sqrt(self._squares)
-        return max(grown_bytes, 0.0) / max(now_s - used[0][0], LEAST_GROWTH_S)
+        grown_bytes = used_bytes - used[0][1] - constants.SURE_GROWTH * math.sqrt(self._squares)
+        return max(grown_bytes, 0.0) / max(now_s - used[0][0], constants.LEAST_GROWTH_S)
 
     def _by_memory(self, kv_bytes: float, part: float) -> int:
         """Return how many workers hold so much; 0 while no worker is known, as no number would do."""

@@ -16,30 +16,12 @@ from typing import NamedTuple
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.plus.policy import MellPlus
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.answers import Answers
-from melld.scheduler.policies.slo.load import MEMORY_S, Loads, Turn
+from melld.scheduler.policies.slo.load import Loads, Turn
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.state import Request, Worker
-from melld.scheduler.targets import Targets
-
-AHEAD_S = 3.0
-"""Growth of a worker's requests that a prediction of its steps includes."""
-TTFT_PART = 0.8
-"""Part of the time until the first token that a placement may plan to use."""
-LARGE_PART = 0.08
-"""Mean size, as a part of the capacity, above which requests are packed where memory sets the number of workers."""
-SPREAD = 0.1
-"""Slowed requests that one whole target's worth of load is worth: how much spreading counts beside them."""
-BESIDE_URGENT = 0.6
-"""Slowed requests that it is worth to join no urgent ones, by their part of the worker's requests; these stay among
-their likes, unless their first tokens come later there."""
-SPILL = 0.3
-"""Slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
-MISSED_BY_URGENT = 6.0
-"""Where no worker is able and all its requests are urgent, a miss that others bring counts as so many more."""
-MOST_BUSY = 0.9
-SOON_S, SOON_PART = 0.05, 0.1
-"""A first token is about as soon as the soonest if it comes later by no more than these seconds, or this part."""
+from melld.scheduler.targets import DEFAULT_ITL_S, Targets
 
 
 class Prompt(NamedTuple):
@@ -79,24 +61,23 @@ class Dispatch:
         costs = ((worker, self._cost(request, worker, prompt)) for worker in by_activation[:serving])
         able = [(worker, cost) for worker, cost in costs if cost is not None]
         best = self._best(request, prompt, able, by_memory)
-        if best is not None and best[1] <= SPILL:
-            return best[0]
         fullest_first = sorted(by_activation[serving:], key=lambda worker: -worker.used_bytes)
         costs = ((worker, self._cost(request, worker, prompt)) for worker in fullest_first)
         beyond = next(((worker, cost) for worker, cost in costs if cost is not None), None)
-        if best is None or (beyond is not None and beyond[1] < best[1] - SPILL):
-            return beyond[0] if beyond is not None else None
-        return best[0]
+        if best is None or (beyond is not None and beyond[1] < best[1] - constants.SPILL):
+            best = beyond
+        return best and best[0]
 
     def _best(
         self, request: Request, prompt: Prompt, able: list[tuple[Worker, float]], by_memory: bool
     ) -> tuple[Worker, float] | None:
         """Return the best of the able workers, with its cost."""
-        packed = by_memory and self._mean_bytes() > LARGE_PART * self._cluster.roster.largest_capacity_bytes
+        packed = by_memory and self._mean_bytes() > constants.LARGE_PART * self._cluster.roster.largest_capacity_bytes
         if prompt.by_worker_s and able:
             first_s = {worker.id: self._first_s(request, worker, prompt) for worker, _ in able}
             least_s = min(first_s.values())
-            able = [one for one in able if first_s[one[0].id] <= least_s + max(SOON_S, SOON_PART * least_s)]
+            soon_s = least_s + max(DEFAULT_ITL_S, constants.SPREAD * least_s)
+            able = [one for one in able if first_s[one[0].id] <= soon_s]
 
         def rank(one: tuple[Worker, float]) -> tuple[bool, float]:
             worker, cost = one
@@ -115,7 +96,7 @@ class Dispatch:
         """Return True if the worker has room, and the first token comes well in time there."""
         if not self._cluster.fits(worker, request.kv_bytes):
             return False
-        return self._near(request, worker, prompt) <= TTFT_PART
+        return self._near(request, worker, prompt) <= constants.TTFT_PART
 
     def least_missed(self, request: Request, prompt: Prompt) -> tuple[float, Worker | None]:
         """Return the worker with room on which the fewest requests should miss a target, and how many those are."""
@@ -135,7 +116,7 @@ class Dispatch:
     def too_late(self, request: Request, prefill_s: float) -> bool:
         """Return True if the waiting request's first token could not come in time on an idle worker."""
         waited_s = self._cluster.now_s - request.arrived_s
-        allowed_s = TTFT_PART * self._targets.first_token_s(prefill_s)
+        allowed_s = constants.TTFT_PART * self._targets.first_token_s(prefill_s)
         return not has_begun(request) and waited_s + prefill_s > allowed_s
 
     def pace_s(self) -> float | None:
@@ -173,7 +154,7 @@ class Dispatch:
             return None
         prefill_s = prompt.left_s(worker)
         near = self._near(request, worker, prompt)
-        if near > TTFT_PART or self._made_late(request, worker, prompt):
+        if near > constants.TTFT_PART or self._made_late(request, worker, prompt):
             return None
         if (itl_s := self.pace_s()) is None:
             return near
@@ -183,8 +164,8 @@ class Dispatch:
         likes = worker.urgent if request.urgent else worker.count - worker.urgent
         others = (worker.count - likes) / max(worker.count, 1)
         if request.urgent:
-            return near + SPREAD * (slow + others)
-        return SPREAD * max(near, slow) + BESIDE_URGENT * others + self._slowed(worker, prefill_s, itl_s)
+            return near + constants.SPREAD * (slow + others)
+        return constants.SPREAD * (max(near, slow) + constants.URGENT * others) + self._slowed(worker, prefill_s, itl_s)
 
     def _crowds(self, request: Request, worker: Worker, prompt: Prompt) -> bool:
         """Return True if the request would take of the headroom of urgent ones on the worker: room, slots or pace."""
@@ -201,7 +182,7 @@ class Dispatch:
 
         Were it all the same how many these are, the others would crowd together so as to spare the only one.
         """
-        return 1.0 if request.urgent else 1.0 + MISSED_BY_URGENT * worker.urgent / max(worker.count, 1)
+        return 1.0 if request.urgent else 1.0 + constants.URGENT * worker.urgent / max(worker.count, 1)
 
     def _missed(self, request: Request, worker: Worker, prompt: Prompt, awake_s: float) -> float:
         """Return how many requests should miss a target where no worker is able: all, where steps are half too slow.
@@ -247,10 +228,10 @@ class Dispatch:
         """Return the predicted time between tokens with one more request."""
         now_s, count = self._cluster.now_s, worker.count - worker.leaving + 1
         used_bytes = worker.used_bytes - worker.leaving_bytes + kv_bytes
-        ahead_bytes = AHEAD_S * count * self._packing.outlook.growth_bytes_s(worker)
-        prefilling = self.loads.of(worker, now_s).prefilling(now_s) + prefill_s / MEMORY_S
+        ahead_bytes = constants.AHEAD_S * count * self._packing.outlook.growth_bytes_s(worker)
+        prefilling = self.loads.of(worker, now_s).prefilling(now_s) + prefill_s / constants.ACCEPTED_S
         step_s = self._steps.step_s(worker, count, used_bytes + ahead_bytes)
-        return step_s / (1.0 - min(prefilling, MOST_BUSY))
+        return step_s / max(1.0 - prefilling, 1e-9)
 
     def _slowed(self, worker: Worker, prefill_s: float, itl_s: float) -> float:
         """Return how many requests on the worker the prompt should make miss their pace."""

@@ -3,29 +3,21 @@
 Owns the price of a worker that is missing, and the caution about prompts that come at random.
 """
 
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.missing import MissingWorkers
 from melld.scheduler.targets import MEAN_OVER_TOKENS, Targets
-
-PLACEMENTS, ENDED = 100, 200
-LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 60.0
-"""Most: what a GPU costs that a service without such a reckoning keeps for a minute, or more where `WORTH` says so."""
-WORTH = 2.5
-"""What a promise kept is worth: so many times the GPU-seconds that a request served in time takes."""
-PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
-"""For each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
-LEAST_CAUTION, FIRST_CAUTION, MOST_CAUTION = 0.17, 0.25, 1.0
-CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 
 
 class Feedback:
     """`price_s`: what a missing worker costs beyond its waking, in seconds of one.
 
-    `caution`: see `Demand.look`.
+    `caution`: see `Demand.look`; at most all of the randomness.  As many first tokens are judged together as one may be
+    late of, and twice as many paces.
     """
 
     def __init__(self, targets: Targets, missing: MissingWorkers) -> None:
-        self.price_s = FIRST_PRICE_S
-        self.caution = FIRST_CAUTION
+        self.price_s = constants.FIRST_PRICE_S
+        self.caution = constants.FIRST_CAUTION
         self._targets = targets
         self._missing = missing
         self._placed = self._late = self._ended = self._slow = 0
@@ -35,9 +27,8 @@ class Feedback:
         is_late = ttft_s > self._targets.first_token_s(prefill_s)
         self._placed += 1
         self._late += is_late
-        if self._placed == PLACEMENTS:
-            over = self._over(self._late, PLACEMENTS)
-            self._reprice(_rise(over) if over > 0.0 else PRICE_DOWN)
+        if (may := self._targets.missed * self._placed) >= 1.0:
+            self._reprice(_rise(self._late / may) if self._late > may else constants.PRICE_DOWN)
             self._placed = self._late = 0
         return not is_late
 
@@ -48,25 +39,19 @@ class Feedback:
         is_slow = seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         self._ended += 1
         self._slow += is_slow
-        if self._ended == ENDED:
-            over = self._over(self._slow, ENDED)
-            self.caution *= CAUTION_UP if over > 0.0 else CAUTION_DOWN
-            self.caution = min(max(self.caution, LEAST_CAUTION), MOST_CAUTION)
-            if over > 0.0:
-                self._reprice(_rise(over))
+        if (may := self._targets.missed * self._ended) >= 2.0:
+            self.caution *= constants.CAUTION_UP if self._slow > may else constants.CAUTION_DOWN
+            self.caution = min(max(self.caution, constants.LEAST_CAUTION), 1.0)
+            if self._slow > may:
+                self._reprice(_rise(self._slow / may))
             self._ended = self._slow = 0
         return not is_slow
 
-    def _over(self, missed: int, requests: int) -> float:
-        """Return by how many times more requests missed than may."""
-        return missed / (self._targets.missed * requests) - 1.0 if missed else -1.0
-
     def _reprice(self, times: float) -> None:
-        self.price_s = min(max(self.price_s * times, LEAST_PRICE_S), self._most_price_s())
-
-    def _most_price_s(self) -> float:
-        return max(MOST_PRICE_S, WORTH * self._missing.cost_s)
+        most_s = max(constants.MOST_PRICE_S, constants.WORTH * self._missing.cost_s)
+        self.price_s = min(max(self.price_s * times, constants.LEAST_PRICE_S), most_s)
 
 
-def _rise(over: float) -> float:
-    return float(PRICE_UP ** min(over, MOST_OVER))
+def _rise(times: float) -> float:
+    """Return by how much the price rises where so many times as many requests missed as may."""
+    return float(constants.PRICE_UP ** min(times - 1.0, constants.MOST_OVER))

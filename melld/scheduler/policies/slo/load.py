@@ -8,10 +8,8 @@ import math
 from collections.abc import Iterator
 
 from melld.ids import RequestId, WorkerId
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.state import Worker
-
-MEMORY_S = 10.0
-"""Accepted prompts fade with this time constant."""
 
 Turn = tuple[bool, float]
 """(False: urgent; when the first token is due): the worker computes the smallest first."""
@@ -61,14 +59,14 @@ class WorkerLoad:
 
     def prefilling(self, now_s: float) -> float:
         """Return the seconds of prompts accepted per second, lately."""
-        return self._prefilling * math.exp(min(self._at_s - now_s, 0.0) / MEMORY_S)
+        return self._prefilling * math.exp(min(self._at_s - now_s, 0.0) / constants.ACCEPTED_S)
 
     def accept(self, request: RequestId, prefill_s: float, now_s: float, turn: Turn, later_s: float) -> None:
         """Note a request whose prompt takes so long, and goes before those of later turns.
 
         `later_s`: by how much later its own turn is where it would be late.
         """
-        self._prefilling = self.prefilling(now_s) + prefill_s / MEMORY_S
+        self._prefilling = self.prefilling(now_s) + prefill_s / constants.ACCEPTED_S
         self._at_s = max(now_s, self._at_s)
         self._accepted_s += prefill_s
         self._free_s = max(now_s, self._free_s) + prefill_s

@@ -5,9 +5,7 @@ decides how long a worker is kept.
 """
 
 from melld.scheduler.cluster import Cluster
-
-REMEMBERED = 2000.0
-"""Weight of a request, a second and a wake falls to 1/e after so many later requests."""
+from melld.scheduler.policies.slo import constants
 
 
 class MissingWorkers:
@@ -34,7 +32,7 @@ class MissingWorkers:
 
     def ended(self, arrived_s: float, is_good: bool) -> None:
         """Record a request, which was served in time or not."""
-        keep = 1.0 - 1.0 / REMEMBERED
+        keep = 1.0 - 1.0 / constants.REMEMBERED
         self._gpu_s, self._wakes = keep * self._gpu_s, keep * self._wakes
         self._good = keep * self._good + is_good
         self._missed = keep * self._missed + (not is_good and arrived_s <= self._woke_s)

@@ -5,22 +5,9 @@ Own least squares with forgetting, one for all workers, and each worker's own fa
 
 from melld.ids import WorkerId
 from melld.scheduler.events import WorkerPace
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.state import Worker
 from melld.scheduler.steptimes import fitted, sums_of
-
-REMEMBERED = 512
-"""Weight of an observation falls to 1/e after so many later ones."""
-SMOOTHING = 0.05
-"""Weight of a worker's newest observation in its own factor."""
-FULL_MEMORY, FULL_BATCH, BATCH = 1.6, 1.4, 64.0
-"""Before anything else was seen, a step is thought to take so many times a lone one when memory is full, or with a
-batch of 64: steps read all KV there is, and memory is not much larger than the weights."""
-SLOWEST = 4.0
-"""A worker's own factor is kept between this and its inverse."""
-LONG_TOKENS, LONG_TIMES = 32_768, 1.75
-"""Before any prompt so long was seen, one is thought to take so many times what its tokens take in short prompts, as
-attention's part grows with the length: by operations 1.3 to 1.8 for models of 1 to 70 billion weights, in the profiles
-of the simulator 1.9 to 2.4."""
 
 
 class StepModel:
@@ -48,9 +35,9 @@ class StepModel:
         expected_s = self.step_s(None, pace.decodes, pace.kv_bytes)
         if expected_s > 0.0:  # else nothing but decodes cost time so far, and there were none
             factor = self._factors.get(worker.id, 1.0)
-            factor += SMOOTHING * (pace.step_s / expected_s - factor)
-            self._factors[worker.id] = min(max(factor, 1.0 / SLOWEST), SLOWEST)
-        keep = 1.0 - 1.0 / REMEMBERED
+            factor += (pace.step_s / expected_s - factor) / constants.PRIOR_WEIGHT
+            self._factors[worker.id] = min(max(factor, 1.0 / constants.SLOWEST), constants.SLOWEST)
+        keep = 1.0 - 1.0 / constants.PACES_REMEMBERED
         new = sums_of((1.0, pace.decodes, pace.kv_bytes), pace.step_s)
         self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]
         self._stale = True
@@ -86,7 +73,8 @@ class StepModel:
 
 def _prior(step_s: float, capacity_bytes: int) -> list[tuple[tuple[float, float, float], list[float]]]:
     """Return what is thought before it was seen, as three steps and their sums: a lone one, a full memory, a batch."""
-    rows = ((1.0, 1.0, 0.0), 1.0), ((1.0, 1.0, float(capacity_bytes)), FULL_MEMORY), ((1.0, BATCH, 0.0), FULL_BATCH)
+    full, batch = (1.0, 1.0, float(capacity_bytes)), (1.0, constants.BATCH, 0.0)
+    rows = ((1.0, 1.0, 0.0), 1.0), (full, constants.FULL_MEMORY), (batch, constants.FULL_BATCH)
     return [(row, sums_of(row, step_s * times)) for row, times in rows]
 
 
@@ -102,7 +90,7 @@ class PromptModel:
         """Learn from a worker's prompts."""
         if not pace.prompts or pace.prefill_s <= 0.0:
             return
-        keep = 1.0 - 1.0 / REMEMBERED
+        keep = 1.0 - 1.0 / constants.PACES_REMEMBERED
         new = sums_of((pace.prompts, pace.prompt_tokens, pace.prompt_tokens**2 / pace.prompts), pace.prefill_s)
         self._sums = [keep * old + more for old, more in zip(self._sums, new, strict=True)]
         self._stale = True
@@ -119,9 +107,10 @@ class PromptModel:
 
         Short prompts say little of what grows with the square, yet a fit of them alone may lay all their time on it.
         """
-        grows = (LONG_TIMES - 1.0) / LONG_TOKENS
+        tokens, times = constants.LONG_TOKENS, constants.LONG_TIMES
+        grows = (times - 1.0) / tokens
         ones, lines, squares, line_lines, line_squares, square_squares, *values = self._sums
         grown = line_lines + grows * (2.0 * line_squares + grows * square_squares)
         seen = [ones, lines + grows * squares, 0.0, grown, 0.0, 0.0, values[0], values[1] + grows * values[2], 0.0]
         base_s, token_s, _ = fitted(seen)
-        return sums_of((1.0, LONG_TOKENS, LONG_TOKENS**2), base_s + token_s * LONG_TIMES * LONG_TOKENS)
+        return sums_of((1.0, tokens, tokens**2), base_s + token_s * times * tokens)

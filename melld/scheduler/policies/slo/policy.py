@@ -17,6 +17,7 @@ from melld.scheduler.events import RequestFinished, WorkerPace
 from melld.scheduler.idle import Gaps, kept_s
 from melld.scheduler.policies.fit import tightest_fit
 from melld.scheduler.policies.plus.policy import MellPlus
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.dispatch import NO_PROMPT, Dispatch, Prompt, has_begun
 from melld.scheduler.policies.slo.feedback import Feedback
@@ -27,11 +28,6 @@ from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role
 from melld.scheduler.state import Request, Worker
 from melld.scheduler.targets import DEFAULT_ITL_S, Targets
-
-FILL_PART = 0.5
-"""Part of the life that dispatch leaves a worker: a new worker fills meanwhile, and growth goes on elsewhere."""
-WORTH_WAKING = 4.0
-"""Misses that waking another worker must save."""
 
 
 class MellSlo(MellPlus):
@@ -45,7 +41,7 @@ class MellSlo(MellPlus):
         self.steps = StepModel()
         self.prompts = PromptModel()
         self.dispatch = Dispatch(cluster, self, self.targets, self.steps)
-        self.demand = Demand(cluster, self.targets.missed, self.steps, self.dispatch.answers)
+        self.demand = Demand(cluster, self.targets, self.steps, self.dispatch.answers)
         self.roles = Roles(cluster, self.outlook, self.steps, self.dispatch.loads, self.dispatch.answers)
         self.gaps = Gaps()  # of workers that are in service, or still have requests
         self.service = Gaps()  # of those in service alone
@@ -118,7 +114,7 @@ class MellSlo(MellPlus):
         if worker is not None:
             return worker
         missed, worker = self.dispatch.least_missed(request, prompt)
-        if worker is not None and (missed < WORTH_WAKING or self._wakes()):
+        if worker is not None and (missed < constants.WORTH_WAKING or self._wakes()):
             return None if worker.count and self._holds(request) else worker
         if (woken := self.spare(request.kv_bytes, reason)) is not None:
             return woken
@@ -247,7 +243,7 @@ class MellSlo(MellPlus):
 
     def _serve(self, kv_bytes: int, reason: Reason) -> None:
         """Wake the workers that the load needs and does not have."""
-        ahead_s = self._wake_s() + FILL_PART * self.settings.dispatch_life_s
+        ahead_s = self._wake_s() + constants.FILL_PART * self.settings.dispatch_life_s
         self.demand.look(self.dispatch.pace_s(), ahead_s, self.feedback.caution)
         while len(self.cluster.active) < self.demand.workers:
             if self.spare(kv_bytes, reason) is None:

@@ -1,12 +1,13 @@
 """Roles of the workers: which compute prompts, which decode, and which requests are handed over.
 
-    split     for 10 s mixed workers would be near their limit (pressure above 0.75), and some split is 5 % better
-    merge     for 30 s the pressure is below 0.6, or no split is that much better; at once below two workers
+    split     for a while mixed workers would use more of the pace than may be planned, and some split is 5 % better
+    merge     for a while they would use no more of it than prompts may of a worker's time, or no split is that much
+              better; at once below two workers
     new       to the prefill worker with the shortest backlog; where its first token would be late, as without roles
     hand-over after the first token; the destination is chosen as late as the copy allows, and anew while none is able
 
 `roles.pressure` has the arithmetic; the pause of a hand-over is learned from those of late, and a step without any.
-One worker changes per 5 s, on the machine where most others decode the one with the fewest bytes; what it decodes
+One worker changes per look, on the machine where most others decode the one with the fewest bytes; what it decodes
 leaves a few at a time.
 Without another on its machine a worker stays mixed: KV is handed over within one.  Nobody is woken for a role: the
 number in service is `demand`'s, as if all were mixed.  Owns the roles; never assigns a request.
@@ -19,22 +20,15 @@ from collections.abc import Iterable, Iterator
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import Cluster
 from melld.scheduler.events import SetRole
-from melld.scheduler.policies.plus.outlook import MoveTimes, Outlook
+from melld.scheduler.policies.plus.outlook import CAUTION, MoveTimes, Outlook
+from melld.scheduler.policies.plus.policy import LEAVERS
+from melld.scheduler.policies.slo import constants
 from melld.scheduler.policies.slo.answers import Answers
 from melld.scheduler.policies.slo.load import Loads, WorkerLoad
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.reasons import Reason
 from melld.scheduler.roles import Role, best_split, pressure
 from melld.scheduler.state import Request, Worker
-
-SPLIT_PRESSURE, MERGE_PRESSURE, GAIN = 0.75, 0.6, 0.95
-SPLIT_S, MERGE_S, CHANGE_S = 10.0, 30.0, 5.0
-COPY_CAUTION, EPOCHS_AHEAD = 1.75, 2.0
-"""A destination is chosen so many times the expected copy, and so many epochs, before the first token."""
-FADE_S = 120.0
-"""What the last hand-overs took counts for 1/e after so long without one: they may have met a busy link, or a start."""
-LEAVERS = 4
-"""Requests that decode on a prefill worker and leave it in one epoch, at most."""
 
 
 class Roles:
@@ -57,7 +51,7 @@ class Roles:
         self._fixed = cluster.settings.roles.fixed
         self._prefill: dict[WorkerId, int] = {}  # with the activation for which the worker has the role
         self._told: dict[WorkerId, Role] = {}
-        self._stood_s = self._changed_s = self._learned_s = -math.inf
+        self._stood_s = self._learned_s = -math.inf
         self._epoch_s = self._looked_s = 0.0
 
     def of(self, worker: Worker) -> Role:
@@ -101,7 +95,8 @@ class Roles:
 
     def is_due(self, request: Request, worker: Worker) -> bool:
         """Return True if the first token will come so soon that the request's destination must be chosen."""
-        lead_s = COPY_CAUTION * self._outlook.moves.expected_s(request.kv_bytes) + EPOCHS_AHEAD * self._epoch_s
+        looks_s = 2.0 * self._epoch_s  # this one, and the next
+        lead_s = CAUTION * self._outlook.moves.expected_s(request.kv_bytes) + looks_s
         return self._first_in_s(request, worker) <= lead_s
 
     def hands(self, request: Request) -> None:
@@ -143,7 +138,7 @@ class Roles:
             self._prefill.popitem()
         decoding = places - Counter(self._place(awake[name]) for name in self._prefill)
         self._prefill = {name: order for name, order in self._prefill.items() if decoding[self._place(awake[name])]}
-        if len(self._prefill) < self.wanted and now_s - self._changed_s >= CHANGE_S:
+        if len(self._prefill) < self.wanted:
             self._take_one(awake.values(), decoding)
         self._tell(awake.values())
 
@@ -151,7 +146,6 @@ class Roles:
         """Have one more worker compute prompts if others decode where it is; `decoding`: how many, by place."""
         others = [one for one in awake if one.id not in self._prefill and decoding[self._place(one)] > 1]
         if others:
-            self._changed_s = self._cluster.now_s
             chosen = min(others, key=lambda one: (-decoding[self._place(one)], one.used_bytes, one.order))
             self._prefill[chosen.id] = chosen.order
 
@@ -180,17 +174,17 @@ class Roles:
         handing_s = self._pause_s(mean_bytes, steps(count)) * self._answers.share_of_token()
         best = best_split(steps, count, prompts, target_s, handing_s)
         mixed, split = (pressure(steps, count, one, prompts, target_s, handing_s) for one in (0, best))
-        pays = split < GAIN * mixed
+        pays = split < constants.GAIN * mixed
         self.because = (
             f"mixed, {count} workers would use {mixed:.0%} of the pace; with {best} of them for prompts {split:.0%}"
             if best
             else f"mixed, {count} workers use {mixed:.0%} of the pace, and with any split more"
         )
-        return best if pays and mixed > (MERGE_PRESSURE if self.wanted else SPLIT_PRESSURE) else 0
+        return best if pays and mixed > (constants.PROMPT_PART if self.wanted else constants.TTFT_PART) else 0
 
     def _pause_s(self, kv_bytes: float, step_s: float) -> float:
         """Return how long a client should wait for a hand-over: as for the last ones, or for its taker's step."""
-        faded = math.exp((self._learned_s - self._cluster.now_s) / FADE_S)
+        faded = math.exp((self._learned_s - self._cluster.now_s) / (2.0 * constants.MEAN_S))
         return step_s + (self._pauses.expected_s(kv_bytes) - step_s) * faded
 
     def _want(self, best: int) -> None:
@@ -198,7 +192,7 @@ class Roles:
         now_s = self._cluster.now_s
         if best == self.wanted:
             self._stood_s = now_s
-        elif now_s - self._stood_s >= (MERGE_S if best < self.wanted else SPLIT_S):
+        elif now_s - self._stood_s >= constants.CALM_S:
             self.wanted, self._stood_s = best, now_s
 
     def _first_in_s(self, request: Request, worker: Worker) -> float:

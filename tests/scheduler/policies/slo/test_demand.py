@@ -7,10 +7,12 @@ from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
 from melld.scheduler.policies.slo.answers import Answers
-from melld.scheduler.policies.slo.demand import CALM_S, GROWTH_S, LEAST_GROWTH_S, MEAN_S, Demand
+from melld.scheduler.policies.slo.constants import CALM_S, GROWTH_S, LEAST_GROWTH_S, MEAN_S
+from melld.scheduler.policies.slo.demand import Demand
 from melld.scheduler.policies.slo.models import StepModel
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Worker
+from melld.scheduler.targets import Targets
 from tests.scheduler.driving import arrive, finish, lay_out, scheduler_with
 
 ITL_S = 0.05
@@ -18,7 +20,7 @@ ITL_S = 0.05
 
 def demand_of(scheduler: Scheduler, steps: StepModel | None = None, missed: float = 0.01) -> Demand:
     """The demand of the scheduler's requests."""
-    return Demand(scheduler.cluster, missed, steps or StepModel(), Answers())
+    return Demand(scheduler.cluster, Targets(attainment=1.0 - missed), steps or StepModel(), Answers())
 
 
 def look(

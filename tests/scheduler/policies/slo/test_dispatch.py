@@ -5,7 +5,8 @@ import pytest
 from melld.ids import RequestId, WorkerId
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.events import WorkerPace
-from melld.scheduler.policies.slo.dispatch import TTFT_PART, Dispatch, Prompt
+from melld.scheduler.policies.slo.constants import TTFT_PART
+from melld.scheduler.policies.slo.dispatch import Dispatch, Prompt
 from melld.scheduler.reasons import Reason
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.state import Request, Worker

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from melld.ids import RequestId, WorkerId
-from melld.scheduler.policies.slo.load import MEMORY_S, Loads, WorkerLoad
+from melld.scheduler.policies.slo.constants import ACCEPTED_S
+from melld.scheduler.policies.slo.load import Loads, WorkerLoad
 from melld.scheduler.state import Worker
 
 A, B, C = map(RequestId, "abc")
@@ -47,13 +48,13 @@ def test_how_busy_prompts_keep_a_worker_fades() -> None:
     """The mean of the last seconds; the time of waking does not count."""
     load = WorkerLoad(0.0)
     accept(load, A, 2.0, 0.0)
-    assert load.prefilling(0.0) == 2.0 / MEMORY_S
-    assert load.prefilling(MEMORY_S) == pytest.approx(2.0 / MEMORY_S / math.e)
-    accept(load, B, 1.0, MEMORY_S)
-    assert load.prefilling(MEMORY_S) == pytest.approx((2.0 / math.e + 1.0) / MEMORY_S)
+    assert load.prefilling(0.0) == 2.0 / ACCEPTED_S
+    assert load.prefilling(ACCEPTED_S) == pytest.approx(2.0 / ACCEPTED_S / math.e)
+    accept(load, B, 1.0, ACCEPTED_S)
+    assert load.prefilling(ACCEPTED_S) == pytest.approx((2.0 / math.e + 1.0) / ACCEPTED_S)
     waking = WorkerLoad(20.0)
     accept(waking, A, 2.0, 1.0)
-    assert waking.prefilling(1.0) == waking.prefilling(20.0) == 2.0 / MEMORY_S
+    assert waking.prefilling(1.0) == waking.prefilling(20.0) == 2.0 / ACCEPTED_S
 
 
 def test_a_request_is_delayed_by_the_prompts_that_come_after_it() -> None:

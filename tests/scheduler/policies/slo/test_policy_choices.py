@@ -7,7 +7,7 @@ import pytest
 from melld.ids import RequestId, WorkerId
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.slo.feedback import MOST_PRICE_S
+from melld.scheduler.policies.slo.constants import MOST_PRICE_S
 from melld.scheduler.roles import Role, RoleSettings
 from melld.scheduler.scheduler import Scheduler
 from melld.scheduler.targets import DEFAULT_ITL_S, Targets
