@@ -1,6 +1,6 @@
 """GPU-seconds against attainment: every policy on real and generated load, under service targets.
 
-    python -m benchmarks.targets.slo_table ../shared/traces --only slo --write benchmarks/results
+    python -m benchmarks.targets.slo_table ../shared/traces --only slo --write
     python -m benchmarks.targets.slo_table ../shared/traces --only settings --only gpus --only constants
 
 slo        GPU-seconds and attainment of each policy, beside the common bound, and which targets `mell-slo` meets

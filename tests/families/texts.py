@@ -292,6 +292,9 @@ TEXTS = {
     ),
     "mistral": Family("Mistral", "MistralForCausalLM", {"num_hidden_layers": 3, "sliding_window": WINDOW}),
     "starcoder2": Family("Starcoder2", "Starcoder2ForCausalLM", {"num_hidden_layers": 3, "sliding_window": None}),
+    "gpt_neox": Family(
+        "GPTNeoX", "GPTNeoXForCausalLM", {"num_hidden_layers": 3, "num_key_value_heads": None, "head_dim": None}
+    ),
     "kimi_linear": Family(  # vLLM has no path for it on a CPU
         "KimiLinear",
         "KimiLinearForCausalLM",
