@@ -57,7 +57,9 @@ def looks(pid: int) -> tuple[int, int]:
 def test_a_process_that_waits_is_idle() -> None:
     """For a disk, a network or another process that never answers."""
     with running(SLEEPS) as pid:
-        assert looks(pid) == (0, LOOKS)
+        stopped, idle = looks(pid)
+        assert stopped == 0
+        assert idle >= LOOKS - 1  # it may not have waited yet as the first look came
 
 
 def test_a_stopped_process_is_told_from_a_waiting_one() -> None:
