@@ -72,7 +72,7 @@ def test_an_incomplete_environment_is_recreated(tmp_path: Path) -> None:
     for name in files:
         (tmp_path / name).write_text(FAILING)
     (tmp_path / "python").chmod(0o755)
-    words = ("make", "setup", "BUILD=cpu", "PYTHON=./python")
+    words = ("make", "setup", "BUILD=cpu", "PYTHON=./python", "VENV=.venv")
     failed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert failed.returncode == 2, failed.stdout
     (tmp_path / "installed").touch()

@@ -23,12 +23,13 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.cluster.cluster_chaos import NIXL, SPREAD, chaos, flags_of
-from melld.demo_model import CONTEXT_TOKENS, make_demo_model
+from melld.demo_model import make_demo_model
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes
 from tests.migrate.chaos import pause_after
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 
+CONTEXT_TOKENS = 32768
 SLOW_LINK = "512KiB"
 """Per second."""
 TOKENS = 400

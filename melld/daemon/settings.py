@@ -5,13 +5,14 @@ fails changes nothing.  Files are read in a thread.
 """
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from melld.api.connections.reach import address_of, refuse_open_listen, refuse_open_sockets
+from melld.api.connections.reach import address_of, is_loopback, refuse_open_listen, refuse_open_sockets
 from melld.api.keys import Keys, load_keys
 from melld.config import Config
 from melld.config_server import ServerConfig
@@ -104,10 +105,10 @@ class Settings:
         server = self.config.server
         if not self.is_adopted or (server.host, server.port) == (ServerConfig().host, ServerConfig().port):
             return []
-        really = list(map(address_of, self.listeners))
-        if f"{server.host}:{server.port}" in really:
+        if any(_is_at(listener, server.host, server.port) for listener in self.listeners):
             return []
-        return [f"[server] host and port are ignored: the service manager's socket unit listens on {', '.join(really)}"]
+        really = ", ".join(map(address_of, self.listeners))
+        return [f"[server] host and port are ignored: the service manager's socket unit listens on {really}"]
 
     def _read_again(self) -> tuple[Config, Keys]:
         new = self._read()
@@ -160,3 +161,18 @@ def in_words(reloaded: Reloaded) -> str:
         found.append(f"API keys ({reloaded.keys_added} added, {reloaded.keys_removed} removed)")
     waits = f"; at the next start: {', '.join(reloaded.needs_restart)}" if reloaded.needs_restart else ""
     return f"{', '.join(found) or 'no changes'}{waits}"
+
+
+def _is_at(listener: socket.socket, host: str, port: int) -> bool:
+    """Return True if it listens on `host` (a name other than localhost is not looked up) and `port` (0: any)."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    its_host, its_port = listener.getsockname()[:2]
+    if port not in (0, its_port):
+        return False
+    if host == "localhost":
+        return is_loopback(its_host)
+    try:
+        return ipaddress.ip_address(host or "0.0.0.0") == ipaddress.ip_address(its_host)  # noqa: S104  compared alone
+    except ValueError:
+        return False

@@ -165,7 +165,8 @@ def _check_media(messages: object, name: str, budget: Budget) -> None:
         return
     budget.spend(len(messages), name)
     for index, message in enumerate(messages):
-        for part in containers(_listed(_inside(message, "content"))):
+        content = _inside(message, "content")
+        for part in containers(content) if isinstance(content, list) else ():
             budget.spend(1 + len(part), name)
             if isinstance(part, dict) and _names_files(part):
                 raise bad(f"{name}.{index}.content", "files on the server are not available to clients")

@@ -35,6 +35,9 @@ STRICT_PART, STRICT_SLOW_PART = 0.9, 0.7
 the prompts, and so much of the slow answers that may be.  The last needs more, as a little load changes it much."""
 MEAN_S, GROWTH_S, CALM_S = 60.0, 16.0, 15.0
 """Guard: times over which prompts, growth, and a lower need are looked at."""
+BURST_S = 2.0
+"""Guard: a burst of prompts is looked at over the TTFT target, but at least over so long: a worker that it wakes takes
+as long to come."""
 LEAST_GROWTH_S, LEAST_SEEN = 4.0, 0.2
 """Guard: after the start, growth is taken over at least so long, prompts over at least that part of `MEAN_S`."""
 SURE, SURE_GROWTH = 2.0, 1.75
@@ -44,32 +47,37 @@ ACCEPTED_S = 10.0
 """Guard: the prompts that one worker has accepted fade with this time constant."""
 AHEAD_S = 3.0
 """Guard: growth of a worker's requests that a prediction of its steps includes."""
+MOST_BUSY = 0.9
+"""Guard: prompts take at most this part of a worker's time in such a prediction, however long one is."""
 TTFT_PART = 0.8
 """Guard: part of the time until the first token that a placement may plan to use."""
 LARGE_PART = 0.08
 """Guard: mean size, as a part of the capacity, above which requests are packed where memory sets the number of
 workers."""
 SPREAD = 0.1
-"""Guard: slowed requests that one whole target's worth of load is worth: how much spreading counts beside them.  The
-same part later, a first token still counts as soon."""
+"""Guard: how much spreading counts: a load that uses up a whole target weighs as much as so many slowed requests.  A
+first token that is later by no more than this part counts as equally soon."""
 SPILL = 0.3
-"""Guard: slowed requests that it is worth to leave a worker beyond the service idle, so that it may sleep."""
+"""Guard: leaving a worker beyond the service idle, so that it may sleep, is worth so many slowed requests."""
 URGENT = 6.0
-"""Promise: a miss that others bring an urgent request, or that they join it at all, counts as so many more."""
+"""Promise: a target that an urgent request misses because of others counts as so many more misses, and so does any
+request that joins an urgent one."""
 FILL_PART = 0.5
 """Guard: part of the life that dispatch leaves a worker: a new worker fills meanwhile, and growth goes on elsewhere."""
 WORTH_WAKING = 4.0
 """Guard: misses that waking another worker must save."""
 
 LEAST_PRICE_S, FIRST_PRICE_S, MOST_PRICE_S = 4.0, 10.0, 60.0
-"""Guard: seconds that a missing worker costs.  Most: what a GPU costs that a service without such a reckoning keeps for
-a minute, or more where `WORTH` says so."""
+"""Prior, between guards: seconds that a missing worker costs.  The most is what a service pays that keeps each idle GPU
+awake for a minute, or more where `WORTH` says so."""
+MOST_JUDGED = 100
+"""Guard: the price and the caution follow after so many first tokens, and twice as many answers, at the latest."""
 WORTH = 2.5
 """Promise: a request served in time is worth so many times the GPU-seconds that it takes."""
 PRICE_UP, PRICE_DOWN, MOST_OVER = 1.25, 0.94, 4.0
 """Guard: for each time over that as many requests missed as may, at most so many, the price rises by `PRICE_UP`."""
 LEAST_CAUTION, FIRST_CAUTION = 0.17, 0.25
-"""Guard: the part of the prompts' randomness that reaches a worker, as dispatch levels the rest."""
+"""Prior, above a guard: the part of the prompts' randomness that reaches a worker, as dispatch levels the rest."""
 CAUTION_UP, CAUTION_DOWN = 1.15, 0.95
 """Guard: steps of the caution, where more answers were slow than may be, and where not."""
 

@@ -74,7 +74,7 @@ class Demand:
         self._steps = steps
         self._answers = answers
         self._missed = targets.missed
-        self._lasting, self._sudden = PromptRate(constants.MEAN_S), PromptRate(targets.ttft_s)
+        self._lasting, self._sudden = PromptRate(constants.MEAN_S), PromptRate(max(targets.ttft_s, constants.BURST_S))
         self._accepted: collections.deque[tuple[float, int]] = collections.deque()  # since the first of `_used`
         self._squares = 0  # of their bytes
         self._used: collections.deque[tuple[float, int]] = collections.deque()

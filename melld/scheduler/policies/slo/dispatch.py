@@ -231,7 +231,7 @@ class Dispatch:
         ahead_bytes = constants.AHEAD_S * count * self._packing.outlook.growth_bytes_s(worker)
         prefilling = self.loads.of(worker, now_s).prefilling(now_s) + prefill_s / constants.ACCEPTED_S
         step_s = self._steps.step_s(worker, count, used_bytes + ahead_bytes)
-        return step_s / max(1.0 - prefilling, 1e-9)
+        return step_s / (1.0 - min(prefilling, constants.MOST_BUSY))
 
     def _slowed(self, worker: Worker, prefill_s: float, itl_s: float) -> float:
         """Return how many requests on the worker the prompt should make miss their pace."""

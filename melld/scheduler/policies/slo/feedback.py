@@ -12,7 +12,7 @@ class Feedback:
     """`price_s`: what a missing worker costs beyond its waking, in seconds of one.
 
     `caution`: see `Demand.look`; at most all of the randomness.  As many first tokens are judged together as one may be
-    late of, and twice as many paces.
+    late of, but no more than `MOST_JUDGED`, and twice as many paces.
     """
 
     def __init__(self, targets: Targets, missing: MissingWorkers) -> None:
@@ -27,8 +27,9 @@ class Feedback:
         is_late = ttft_s > self._targets.first_token_s(prefill_s)
         self._placed += 1
         self._late += is_late
-        if (may := self._targets.missed * self._placed) >= 1.0:
-            self._reprice(_rise(self._late / may) if self._late > may else constants.PRICE_DOWN)
+        may = self._targets.missed * self._placed
+        if may >= 1.0 or self._placed >= constants.MOST_JUDGED:
+            self._reprice(_rise(self._late, may) if self._late > may else constants.PRICE_DOWN)
             self._placed = self._late = 0
         return not is_late
 
@@ -39,11 +40,12 @@ class Feedback:
         is_slow = seconds / max(output_tokens - 1, MEAN_OVER_TOKENS) > itl_s
         self._ended += 1
         self._slow += is_slow
-        if (may := self._targets.missed * self._ended) >= 2.0:
+        may = self._targets.missed * self._ended
+        if may >= 2.0 or self._ended >= 2 * constants.MOST_JUDGED:
             self.caution *= constants.CAUTION_UP if self._slow > may else constants.CAUTION_DOWN
             self.caution = min(max(self.caution, constants.LEAST_CAUTION), 1.0)
             if self._slow > may:
-                self._reprice(_rise(self._slow / may))
+                self._reprice(_rise(self._slow, may))
             self._ended = self._slow = 0
         return not is_slow
 
@@ -52,6 +54,7 @@ class Feedback:
         self.price_s = min(max(self.price_s * times, constants.LEAST_PRICE_S), most_s)
 
 
-def _rise(times: float) -> float:
-    """Return by how much the price rises where so many times as many requests missed as may."""
-    return float(constants.PRICE_UP ** min(times - 1.0, constants.MOST_OVER))
+def _rise(missed: int, may: float) -> float:
+    """Return by how much the price rises where so many requests missed, more than may."""
+    times_over = missed / max(may, 1e-9) - 1.0
+    return float(constants.PRICE_UP ** min(times_over, constants.MOST_OVER))
