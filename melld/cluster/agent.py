@@ -1,7 +1,7 @@
 """The agent: melld's process on another machine, which starts workers there for the daemon and relays their wires.
 
-Owns the template process and the workers of its machine.  Reads nothing that a worker says, decides nothing, and keeps
-nothing: when its connection to the daemon or its parent is gone, its workers end and so does it.
+Owns the template process, the workers and the seats of its machine.  Reads nothing that a worker says, decides nothing,
+and keeps nothing: when its connection to the daemon or its parent is gone, its workers end and so does it.
 
     actor ──Summons, Seated──► agent ──TLS: Hello──► daemon
 """

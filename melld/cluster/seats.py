@@ -29,10 +29,13 @@ class Seats:
         self._ask = ask
         self._users: Counter[int] = Counter()
         self._awaited: dict[int, asyncio.Future[str]] = {}
+        self._kept: dict[int, asyncio.TimerHandle] = {}
+        """Until when each seat that its worker has left keeps its device."""
 
     def use(self, seats: Sequence[int]) -> bool:
         """Note that a worker needs these seats; return True if all have a device."""
         self._users.update(seats)
+        self._keep_no_longer(seats)
         return self.devices.keys() >= set(seats)
 
     async def take(self, seats: Sequence[int]) -> str:
@@ -59,7 +62,13 @@ class Seats:
     def leave(self, seats: Sequence[int]) -> None:
         """Note that a worker that needed these seats has ended."""
         self._users.subtract(seats)
-        asyncio.get_running_loop().call_later(RETURN_S, self._return, seats)
+        self._keep_no_longer(seats)
+        for seat in seats:
+            self._kept[seat] = asyncio.get_running_loop().call_later(RETURN_S, self._return, (seat,))
+
+    def _keep_no_longer(self, seats: Sequence[int]) -> None:
+        for timer in (self._kept.pop(seat) for seat in seats if seat in self._kept):
+            timer.cancel()
 
     def _return(self, seats: Sequence[int]) -> None:
         for seat in seats:

@@ -2,7 +2,7 @@
 
 Owns the scheduler's clock and its epochs.  Decides nothing.
 
-    fleet ──event──► driver ──► Scheduler.handle ──commands──► driver ──► fleet.place / refuse
+    fleet ──event──► driver ──► Scheduler.handle ──commands──► driver ──► fleet.requests.place / refuse
 """
 
 import asyncio

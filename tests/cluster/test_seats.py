@@ -189,6 +189,20 @@ async def test_a_worker_restarted_at_once_keeps_its_device(site: Site, monkeypat
     assert site.actor.heard == []
 
 
+async def test_a_worker_that_keeps_dying_keeps_its_device(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time counts from its last end."""
+    site.ask()
+    assert await site.actor.next() == TakeSeat(0)
+    site.answer("a")
+    await turns(3)
+    site.children[-1].ear.exited("ended", False)
+    site.ask()
+    monkeypatch.setattr(seats, "RETURN_S", 60.0)
+    site.children[-1].ear.exited("ended", False)
+    await turns(10)  # the timer of the first end would have been called
+    assert site.actor.heard == []
+
+
 async def test_a_worker_without_seats_keeps_its_devices(site: Site) -> None:
     """Unless the configuration says so, nothing is returned."""
     site.agent._received(Spawn(9, msgspec.structs.replace(SPEC, seats=())), [])

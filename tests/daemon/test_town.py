@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from melld.daemon.town.landlord import LandlordShell
+from melld.daemon.town.tenant import Tenant
+from melld.engine.fleet.life import WorkerLife
 from melld.ids import WorkerId
 from melld.landlord.events import OfferCapacity, Why
 from melld.landlord.landlord import Landlord
@@ -46,3 +48,17 @@ def test_a_newer_offer_is_not_undone_by_an_older_one() -> None:
     shell._offers[older.worker] = older
     shell.tell_offers()
     assert told == ["9000 begins", "9000 ends", "0 begins", "0 ends"]
+
+
+def test_a_scheduler_hears_how_soon_a_worker_serves_before_it_hears_of_room() -> None:
+    """It places what waits as soon as there is room, and one that takes a whole load to wake is no sleeper."""
+    told: list[str] = []
+    place = SimpleNamespace(is_ready=False, life=WorkerLife(WorkerId("w0")))
+    fleet = SimpleNamespace(
+        places={WorkerId("w0"): place},
+        introduce=lambda *_: told.append("introduced"),
+        change=lambda _worker, **changes: told.extend(changes),
+    )
+    tenant = SimpleNamespace(fleet=fleet, _offer=SimpleNamespace(capacity_bytes=9000), lends=True)
+    Tenant.tell(tenant, OfferCapacity(WorkerId("w0"), Why.ROOM, 9000, 30.0))  # type: ignore[arg-type]
+    assert told == ["introduced", "wake_s", "capacity_bytes"]

@@ -37,8 +37,8 @@ means a fixed size per request plus a size per token.
 
 Each row of the first table is tested with tiny models of the family's shape and random weights, on CPUs (`make
 test-all`, `make bench WHAT=families`): output equal to plain vLLM's, also when moved and after `kill -9`. The second
-table is derived from vLLM's source, assuming that anything that depends on a model's configuration is present; 27 of its
-models are tested in the same way (`benchmarks/results/families.json`).
+table is derived from vLLM's source, assuming that anything that depends on a model's configuration is present; 27 of
+its models are tested in the same way (`benchmarks/results/families.json`).
 """
 
 

@@ -261,7 +261,7 @@ class LandlordShell(Owner):
         tenant.loads += 1
         dozes = tenant.fleet.places[worker].life.state is State.DOZING
         log.info("%s: %s %s", worker, "waking" if dozes else "loading", tenant.name)
-        if not tenant.fleet.supervisor.load(worker):
+        if not tenant.fleet.supervisor.load(worker) and self.landlord.instances[worker].state is InstanceState.LOADING:
             why = tenant.fleet.places[worker].life.obstacle or "an operator took it out of service"
             self.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))

@@ -159,7 +159,9 @@ class Tenant:
             capacity_bytes and (place.is_ready or offer.wake_s) and place.life.wished_by(Who.OPERATOR) is not Intent.OUT
         ):  # else it has just died, which is not told yet
             self.fleet.introduce(offer.worker, self._offer)
-        self.fleet.change(offer.worker, capacity_bytes=capacity_bytes, wake_s=offer.wake_s or None)
+        # The capacity comes last: requests are placed there at once, by the time that it takes to wake.
+        self.fleet.change(offer.worker, wake_s=offer.wake_s or None)
+        self.fleet.change(offer.worker, capacity_bytes=capacity_bytes)
 
     def drain(self, worker: WorkerId, now_s: float, *, is_reopened: bool) -> None:
         """Have its scheduler stop or resume placing requests on a worker that it knows and no operator drains."""

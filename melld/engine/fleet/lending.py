@@ -1,6 +1,6 @@
 """Grants granules of arenas to workers and takes them back, and says when those of an ended worker are free.
 
-Owns the siblings that may still copy from a worker that has ended.
+Owns each worker's unanswered take, and the siblings that may still copy from a worker that has ended.
 
     take ──TakeGranules──► worker ──GranulesReturned──► the owner, even too late
     worker ends ──CloseLink──► siblings ──LinkClosed──► the owner: nobody reads its memory any longer
