@@ -21,6 +21,8 @@ from tests.worker_faults import slowed
 
 PLAIN = """
 import json, sys
+from melld.engine.image_library import make_importable
+make_importable()
 from vllm import LLM, SamplingParams
 model, options, messages, tokens = json.loads(sys.argv[1])
 engine = LLM(model, kv_cache_memory_bytes=32 << 20, **options)
@@ -102,6 +104,8 @@ def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, oper
 @pytest.mark.long
 def test_answers_about_images_equal_plain_vllm_s(daemon: DaemonProcess, seeing: Path) -> None:
     """melld in between changes nothing."""
+    if seeing.name == "qwen3_5_vision":
+        pytest.skip("plain vLLM computes gated delta nets on CPUs in bfloat16 alone")
     asked = about(picture(5))
     given = str(seeing), CPU_ARGUMENTS | {"max_model_len": 2048}, asked["messages"], asked["max_tokens"]
     plain = run_python(*("-c", PLAIN, json.dumps(given)), env=os.environ | COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
