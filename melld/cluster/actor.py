@@ -24,6 +24,8 @@ BEGIN = (
 )
 SEATS_S = 30.0
 """How long Ray may take for the seats; devices that others use are not waited for."""
+FIRST_SEAT_S = 60.0
+"""How much longer it may take for the first: without one the machine is of no use, and it may just be slow."""
 RETURNED_S = 1.0
 """How long Ray may take to fetch a result, before the process that made it ends."""
 
@@ -88,6 +90,8 @@ class AgentActor:
         seats = [self._new_seat() for _ in range(devices)]
         asked = {seat.gpu.remote(): seat for seat in seats}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=SEATS_S)
+        if not ready:
+            ready, late = ray.wait(late, timeout=FIRST_SEAT_S)
         for one in late:
             ray.kill(asked[one])
         self._seats = dict(enumerate(asked[one] for one in ready))
