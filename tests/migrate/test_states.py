@@ -36,9 +36,9 @@ def bench(model: Path) -> Iterator[Bench]:
         yield Bench(process, process.faults)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def split(model: Path) -> Iterator[Bench]:
-    """Two others, both in service: w0 computes the prompts, w1 decodes."""
+    """Two others, both in service: w0 computes the prompts, w1 decodes.  One that has died only wakes under load."""
     with linked_workers(model, *FLAGS, *SPLIT) as process:
         split = Bench(process, process.faults)
         with split.slowed():
