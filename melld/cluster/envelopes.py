@@ -45,7 +45,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class OfWorker(Envelope, frozen=True, tag=True):
-    """One about a worker: `number` names it on its connection, and no two have the same."""
+    """Envelope about a worker: `number` names it on its connection, and no two have the same."""
 
     number: int
 

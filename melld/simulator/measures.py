@@ -62,7 +62,7 @@ class ClassReport(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """What is counted as it happens."""
+    """Counts of events, kept as they happen."""
 
     refused: int = 0
     queued: int = 0

@@ -41,7 +41,7 @@ class NothingFits(MelldError):
 
 
 class Offers(Protocol):
-    """What a fleet tells its scheduler of its workers."""
+    """A fleet as it tells its scheduler of its workers."""
 
     def announce(self, worker: WorkerId, offer: Offer) -> None:
         """Tell it what a ready worker offers."""
