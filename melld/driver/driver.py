@@ -17,7 +17,7 @@ from melld.control.messages import AlreadyThere
 from melld.driver.drain import Drains
 from melld.driver.executor import Executor
 from melld.driver.loans import Loans
-from melld.driver.moves import WantedMoves
+from melld.driver.moves import Asked, WantedMoves
 from melld.driver.news import News
 from melld.driver.queue import RequestQueue
 from melld.driver.report import MoveReport
@@ -88,7 +88,7 @@ class Driver:
         self._handling: EventId | None = None
         self._told = NO_EVENT
         self._told_s = 0.0
-        self._asked: dict[str, tuple[Via | None, bool]] = {}
+        self._asked: dict[str, Asked] = {}
         self._scheduler = scheduler
         self._cluster: ClusterView = scheduler.cluster
         self.executor = executor
@@ -196,20 +196,20 @@ class Driver:
         """
         request = self._find(request)
         self._fleet.place_of(destination)
-        if request in self.executor.moves:
+        if self.wanted.way_of(request) is not None:
             raise MoveRefused(request, MoveRefusal.ALREADY_LEAVING)
         if self._fleet.live[request].worker == destination:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
             return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
         self.executor.check_link(request, destination, Via.KV if after_first_token else via)
-        self._asked[request] = via, after_first_token
+        self._asked[request] = asked = Asked(via, after_first_token, asyncio.get_running_loop().create_future())
         try:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
         finally:
             del self._asked[request]
-        if self.wanted.way_of(request) is None:
+        if self.wanted.way_of(request) is None and not asked.begins.done():
             raise NoRoomAsked(request, destination)
-        return await self.executor.report(await self.wanted.begun(request))
+        return await self.executor.report(await asked.begins)
 
     def is_pinned(self, request: RequestId) -> bool:
         """Return True if an operator has pinned the request to its worker or destination."""
@@ -268,6 +268,4 @@ class Driver:
             case events.RetireWorker():
                 self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
-                via, after_first_token = self._asked.get(command.request, (None, command.after_first_token))
-                command = msgspec.structs.replace(command, after_first_token=after_first_token)
-                self.wanted.want(command, command.request in self._asked, via, is_epoch)
+                self.wanted.want(command, self._asked.get(command.request), is_epoch)

@@ -9,7 +9,7 @@ no bytes: workers do.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,11 +19,12 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer
 from melld.errors import MelldError
-from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
+from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
-from melld.migrate.migration import Action, Finish, HandOver, Migration, MovePace, Tell, Wish
+from melld.migrate.migration import Action, Finish, HandOver, Migration, Tell
 from melld.migrate.snapshot import MoveRefusal, MoveRefused, Via
 from melld.migrate.table import MoveState, Outcome, Sign
+from melld.migrate.wish import Wish
 from melld.scheduler import events
 
 log = logging.getLogger("melld.migration")
@@ -54,9 +55,14 @@ class Move:
         """Set once the migration has ended and the client's gap, if any, is known."""
 
     @property
-    def link(self) -> tuple[WorkerId, WorkerId]:
-        """Return source and destination."""
-        return self.migration.wish.source, self.migration.wish.destination
+    def wish(self) -> Wish:
+        """Return what is moved."""
+        return self.migration.wish
+
+    @property
+    def fell_back(self) -> bool:
+        """Return True if it went by tokens though its KV was planned to be copied."""
+        return self.wish.planned is Via.KV and self.migration.via is Via.TOKENS
 
 
 class Executor:
@@ -77,45 +83,24 @@ class Executor:
 
     # -- called by the driver ----------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        request: RequestId,
-        destination: WorkerId,
-        via: Via | None = None,
-        paces: Mapping[Via, MovePace] | None = None,
-        cause: EventId = NO_EVENT,
-        *,
-        after_first_token: bool = False,
-    ) -> Move:
-        """Start to move a request.  Without `via`, move its KV if possible, else its tokens.
-
-        `paces`, `cause`, `after_first_token`: see `Wish`.
+    def start(self, wish: Wish) -> Move:
+        """Start to move a request.
 
         Raises:
-            MoveRefused: the request is on no worker, or is moving already.
+            MoveRefused: the request is not at the source, or is moving already.
             NoLink: `via` is KV, which cannot be copied there.
         """
-        live = self._fleet.live.get(request)
-        if live is None or live.worker is None:
-            raise MoveRefused(request, MoveRefusal.UNKNOWN)
-        if request in self.moves:
-            raise MoveRefused(request, MoveRefusal.ALREADY_LEAVING)
-        why_not = self.check_link(request, destination, via)
+        live = self._fleet.live.get(wish.request)
+        if live is None or live.worker != wish.source:
+            raise MoveRefused(wish.request, MoveRefusal.UNKNOWN)
+        if wish.request in self.moves:
+            raise MoveRefused(wish.request, MoveRefusal.ALREADY_LEAVING)
+        if self.check_link(wish.request, wish.destination, wish.via):
+            wish.via = Via.TOKENS
         self._numbers += 1
-        wish = Wish(
-            move=self._numbers,
-            request=request,
-            source=live.worker,
-            destination=destination,
-            via=Via.TOKENS if why_not else via,
-            lease=live.new_lease(),
-            paces=paces or {},
-            cause=cause,
-            after_first_token=after_first_token,
-        )
-        move = Move(Migration(wish, self._clock()))
-        self.moves[request] = move
-        self._start_queued(move.link)
+        wish.move, wish.lease = self._numbers, live.new_lease()
+        self.moves[wish.request] = move = Move(Migration(wish, self._clock()))
+        self._start_queued(wish.link)
         return move
 
     def check_link(self, request: RequestId, destination: WorkerId, via: Via | None) -> str:
@@ -140,7 +125,7 @@ class Executor:
         try:
             await asyncio.wait_for(move.told.wait(), GAP_S)
         except TimeoutError:
-            log.warning("request %s: no token for %.0f s since its move", move.migration.wish.request, GAP_S)
+            log.warning("request %s: no token for %.0f s since its move", move.wish.request, GAP_S)
         return report_of(move.migration, move.gap_s)
 
     # -- called by the fleet -----------------------------------------------------------------------------------------
@@ -156,7 +141,7 @@ class Executor:
         """End or roll back the worker's migrations, and have the other workers close its KV memory."""
         self.links = {ends: link for ends, link in self.links.items() if worker not in ends}
         for move in list(self.moves.values()):
-            source, destination = move.link
+            source, destination = move.wish.link
             if worker == source:
                 self._happened(move, Sign.SOURCE_LOST)
             elif worker == destination:
@@ -173,7 +158,7 @@ class Executor:
             log.info("KV from %s to %s %s", message.peer, worker, what)
             return
         move = self.moves.get(RequestId(message.request))
-        if move is None or move.migration.wish.move != message.move:
+        if move is None or move.wish.move != message.move:
             return
         if isinstance(message, say.RequestFrozen):
             move.snapshot = payload
@@ -210,16 +195,16 @@ class Executor:
                 case Tell():
                     self._tell(move, action)
                 case HandOver():
-                    if (earlier := self._gaps.get(move.migration.wish.request)) is not None:
+                    if (earlier := self._gaps.get(move.wish.request)) is not None:
                         earlier.told.set()
-                    self._gaps[move.migration.wish.request] = move
+                    self._gaps[move.wish.request] = move
                     self._commit(move, action.lease)
                 case Finish():
                     self._finish(move, action.outcome)
 
     def _commit(self, move: Move, lease: int) -> None:
         """Change the owner in the fleet and in the scheduler, with nothing in between."""
-        wish, via = move.migration.wish, str(move.migration.via)
+        wish, via = move.wish, str(move.migration.via)
         self._fleet.requests.hand_over(wish.request, wish.destination, lease, wish.cause)
         ends = wish.request, wish.destination
         self._fleet.tell(events.MoveCommitted(self._clock(), *ends, via=via, cause=wish.cause))
@@ -232,7 +217,7 @@ class Executor:
         payload: list[Buffer] = []
         match tell.command:
             case say.ReserveBlocks() | say.WarmRequest():
-                live = self._fleet.live[move.migration.wish.request]
+                live = self._fleet.live[move.wish.request]
                 payload = [live.core_request, msgspec.msgpack.encode(live.output_token_ids)]
                 self._fleet.reserve(live.request, tell.worker, tell.command.token_capacity)
             case say.AttachRequest():
@@ -240,7 +225,7 @@ class Executor:
         self._fleet.send(tell.worker, tell.command, payload)
 
     def _finish(self, move: Move, outcome: Outcome) -> None:
-        migration, wish = move.migration, move.migration.wish
+        migration, wish = move.migration, move.wish
         if move.timer is not None:
             move.timer.cancel()
         move.snapshot = []
@@ -256,7 +241,7 @@ class Executor:
         if outcome is not Outcome.COMMITTED:
             how = wish.request, outcome, wish.destination
             self._fleet.tell(events.MoveAborted(self._clock(), *how, cause=wish.cause))
-        self._start_queued(move.link)
+        self._start_queued(move.wish.link)
 
     # -- links -------------------------------------------------------------------------------------------------------
 
@@ -273,7 +258,7 @@ class Executor:
     def _start_queued(self, link: tuple[WorkerId, WorkerId]) -> None:
         """Start the link's moves in request order, up to its limit."""
         while True:
-            moves = [move for move in self.moves.values() if move.link == link]
+            moves = [move for move in self.moves.values() if move.wish.link == link]
             queued = [move for move in moves if move.migration.state is MoveState.QUEUED]
             if not queued or len(moves) - len(queued) >= self._max_moves_per_link:
                 return

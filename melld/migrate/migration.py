@@ -26,10 +26,11 @@ from typing import Any
 import msgspec
 
 from melld.errors import IllegalTransition
-from melld.ids import NO_EVENT, EventId, RequestId, WorkerId
+from melld.ids import WorkerId
 from melld.migrate import messages as say
 from melld.migrate.snapshot import RequestFacts, Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
+from melld.migrate.wish import BOTH, MovePace, Wish
 
 HEADROOM_TOKENS = 64
 """Room reserved beyond the present tokens: the request grows while it is copied."""
@@ -95,32 +96,6 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 Action = Tell | HandOver | Finish
-
-
-class MovePace(msgspec.Struct, frozen=True):
-    """Rate limit of a way beside decoding, in bytes or tokens, and its time at that rate; 0: no limit."""
-
-    per_s: float = 0.0
-    takes_s: float = 0.0
-
-
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """A requested migration.  `via` None: by KV where possible.  `lease`: of the destination's output.
-
-    `paces`: of the ways whose boundary is less than the move's size.
-    """
-
-    move: int
-    request: RequestId
-    source: WorkerId
-    destination: WorkerId
-    via: Via | None = None
-    lease: int
-    paces: Mapping[Via, MovePace] = {}
-    cause: EventId = NO_EVENT
-    """The event on which the move was decided."""
-    after_first_token: bool = False
-    """Follow the prompt as it is computed, by KV, and hand over after its first token."""
 
 
 class Migration:
@@ -213,7 +188,7 @@ class Migration:
 
     def _way(self, described: say.RequestDescribed) -> Sign:
         """Choose the way; try both if the wish names none."""
-        ways = [self.wish.via] if self.wish.via is not None else [Via.KV, Via.TOKENS]
+        ways = BOTH if self.wish.via is None else (self.wish.via,)
         for way in ways:
             if way not in described.refusals:
                 self.via = way

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from melld.migrate.snapshot import Via
+
 Bin = tuple[str, ...]
 """Kind and owner of a bin: see `paths`."""
 
@@ -24,6 +26,11 @@ class Way(msgspec.Struct, frozen=True):
     bins: tuple[Bin, ...]
     cost: int
     epochs: float
+
+    @property
+    def via(self) -> Via:
+        """Return its kind."""
+        return Via(self.bins[0][0])
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -105,14 +105,15 @@ class Moves:
         if self.planning is None:
             return
         plan, now_s = self.planning.take(), self._loop.now_s
-        for start in plan.starts:
-            run = self._fleet.runs[start.wanted.request]
+        for wish in plan.starts:
+            run, via = self._fleet.runs[wish.request], wish.planned
             assert run.move is not None
-            run.move.via = start.via
-            end_s = self._fleet.transfer(run, start.wanted.destination, start.via, start.per_epoch, now_s)
-            self._begin_move(run, run.move, end_s)
-        for deferred in plan.given_up:
-            self._abort(self._fleet.runs[deferred.wanted.request], "deferred too long")
+            assert via is not None
+            run.move.via = via
+            per_epoch = self.planning.planner.per_epoch(wish, via)
+            self._begin_move(run, run.move, self._fleet.transfer(run, wish.destination, via, per_epoch, now_s))
+        for wish in plan.given_up:
+            self._abort(self._fleet.runs[wish.request], "deferred too long")
 
     def _begin_move(self, run: Run, move: SimulatedMove, end_s: float) -> None:
         now_s, rate = self._loop.now_s, self._settings.failure_rate

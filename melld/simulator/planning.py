@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries, Pair, Prefill, Segment
-from melld.migrate.planner import Plan, Planner, Wanted
+from melld.migrate.planner import Plan, Planner
 from melld.migrate.snapshot import Via
+from melld.migrate.wish import Wish
 from melld.scheduler.events import ActivateWorker, AnyCommand, AnyEvent, EpochStarted, MoveRequest
 from melld.simulator.fleet import SimulatedFleet
 from melld.simulator.latency import Latency
 from melld.simulator.links import LinkSettings
-from melld.simulator.run import Run, RunState
+from melld.simulator.run import RunState
 from melld.simulator.settings import SimulatorSettings
 
 NOTHING = Plan()
@@ -46,26 +47,21 @@ class MovePlanning:
             self._woken = {command.worker for command in commands if type(command) is ActivateWorker}
         for command in commands:
             if type(command) is MoveRequest and not command.after_first_token:
-                self.planner.ask(self._wanted(command, event.at_s), event.at_s)
-                if not is_epoch and (start := self.planner.at_once(command.request, self._fleet.batches())):
-                    starts.append(start)
+                self.planner.ask(self._wish(command, event.at_s), event.at_s)
+                if not is_epoch and (wish := self.planner.at_once(command.request, self._fleet.batches())):
+                    starts.append(wish)
         if is_epoch:
-            for request, deferred in self.planner.waiting.items():
-                size = self._size(self._fleet.runs[request], deferred.wanted.destination, event.at_s)
-                self.planner.resize(request, *size)
+            for wish in self.planner.waiting.values():
+                self._measure(wish, event.at_s)
             self._plan = self.planner.epoch(self._fleet.batches())
         elif starts:
             self._plan = Plan(tuple(starts))
 
     def way_of(self, request: RequestId) -> Via:
         """Return the way that the move takes or waits for."""
-        for start in self._plan.starts:
-            if start.wanted.request == request:
-                return start.via
-        for deferred in self._plan.given_up:
-            if deferred.wanted.request == request:
-                return self.planner.first_way(deferred.wanted)
-        return self.planner.first_way(self.planner.waiting[request].wanted)
+        decided = {wish.request: wish for wish in (*self._plan.starts, *self._plan.given_up)}
+        wish = decided.get(request) or self.planner.waiting[request]
+        return wish.planned or self.planner.first_way(wish)
 
     def take(self) -> Plan:
         """Return what to do now; a second call finds nothing."""
@@ -77,24 +73,23 @@ class MovePlanning:
         self.planner.drop(request)
         self.planner.ended(request)
 
-    def _wanted(self, command: MoveRequest, now_s: float) -> Wanted:
-        kv_bytes, tokens, ways = self._size(self._fleet.runs[command.request], command.destination, now_s)
-        return Wanted(
+    def _wish(self, command: MoveRequest, now_s: float) -> Wish:
+        wish = Wish(
             request=command.request,
             source=command.source,
             destination=command.destination,
-            kv_bytes=kv_bytes,
-            tokens=tokens,
             urgency_s=command.urgency_s,
-            ways=ways,
         )
+        self._measure(wish, now_s)
+        return wish
 
-    def _size(self, run: Run, destination: WorkerId, now_s: float) -> tuple[int, int, tuple[Via, ...]]:
-        """Return a request's bytes, tokens and ways.
+    def _measure(self, wish: Wish, now_s: float) -> None:
+        """Note a request's bytes, tokens and ways.
 
         No way is open to a worker that is not awake yet.  A request that is preempted or still in prefill has no KV to
         send.  Where no KV goes between machines, tokens do, whatever the settings say.
         """
+        run, destination = self._fleet.runs[wish.request], wish.destination
         prefilled = self._fleet.has_prefilled(run, now_s)
         machine_of = self._fleet.machine_of
         is_far = machine_of(run.worker) != machine_of(self._fleet.indexes[destination])
@@ -104,7 +99,7 @@ class MovePlanning:
         ways: tuple[Via, ...] = (*((Via.KV,) if kv else ()), *((Via.TOKENS,) if tokens else ()))
         if not (destination in self._woken or self._fleet.computes(destination, now_s)):
             ways = ()
-        return self._fleet.kv_bytes(run), self._fleet.tokens(run, now_s), ways
+        wish.kv_bytes, wish.tokens, wish.ways = self._fleet.kv_bytes(run), self._fleet.tokens(run, now_s), ways
 
 
 def boundaries_of(settings: SimulatorSettings, link: LinkSettings) -> Boundaries:

@@ -11,8 +11,8 @@ from melld.control.messages import AlreadyThere
 from melld.driver.moves import MoveCancelled
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId
-from melld.migrate.planner import Cause
 from melld.migrate.snapshot import Via
+from melld.migrate.wish import Cause
 from melld.scheduler.state import RequestState
 from tests.scheduler.law import check_cluster
 from tests.serve.offline_daemon import TIGHT, W0, W1, OfflineDaemon

@@ -11,9 +11,10 @@ from typing import Any
 from melld.engine.worker.migration_book import CommandOrder
 from melld.ids import RequestId, WorkerId
 from melld.migrate import messages as say
-from melld.migrate.migration import Finish, HandOver, Migration, Tell, Wish
+from melld.migrate.migration import Finish, HandOver, Migration, Tell
 from melld.migrate.snapshot import RequestFacts, Via
 from melld.migrate.table import MoveState, Outcome, Sign
+from melld.migrate.wish import Wish
 
 SOURCE, DESTINATION = WorkerId("source"), WorkerId("destination")
 REQUEST = RequestId("request")

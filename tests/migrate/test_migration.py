@@ -16,12 +16,11 @@ from melld.migrate.migration import (
     MAX_ROUNDS,
     HandOver,
     Migration,
-    MovePace,
     Tell,
-    Wish,
 )
 from melld.migrate.snapshot import RequestFacts, Via
 from melld.migrate.table import DEADLINES_S, TRANSITIONS, MoveState, Outcome, Sign
+from melld.migrate.wish import MovePace, Wish
 from tests.effort import examples
 from tests.migrate.migration_world import ALL_CHOICES, CHOICES, CHUNKS, DESTINATION, LENGTH, REQUEST, SOURCE, World
 

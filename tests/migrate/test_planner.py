@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from melld.ids import RequestId, WorkerId
 from melld.migrate.boundaries import Boundaries, Prefill
-from melld.migrate.planner import Cause, Deferred, Planner, PlannerSettings, Start, Wanted
+from melld.migrate.planner import Planner, PlannerSettings
 from melld.migrate.snapshot import Via
+from melld.migrate.wish import Cause, Wish
 from tests.effort import examples
 
 LINK, COMPUTE, IDLE_COMPUTE = 100, 20, 50
@@ -22,23 +23,28 @@ KV, TOKENS = (Via.KV,), (Via.TOKENS,)
 WAYS = st.sampled_from([(Via.KV, Via.TOKENS), KV, TOKENS])
 
 
-def wanted(name: str, kv_bytes: int = 10, tokens: int = 5, **rest: object) -> Wanted:
+def wanted(name: str, kv_bytes: int = 10, tokens: int = 5, **rest: object) -> Wish:
     """Return a move from w0 to w1."""
     facts = {"source": WorkerId("w0"), "destination": WorkerId("w1"), **rest}
-    return Wanted(request=RequestId(name), kv_bytes=kv_bytes, tokens=tokens, **facts)  # type: ignore[arg-type]
+    return Wish(request=RequestId(name), kv_bytes=kv_bytes, tokens=tokens, **facts)  # type: ignore[arg-type]
 
 
-def ask(planner: Planner, *moves: Wanted) -> None:
+def ask(planner: Planner, *moves: Wish) -> None:
     for move in moves:
         planner.ask(move, 0.0)
 
 
-def names(starts: tuple[Start, ...]) -> list[str]:
-    return [start.wanted.request for start in starts]
+def resize(planner: Planner, name: str, kv_bytes: int, tokens: int, ways: tuple[Via, ...]) -> None:
+    move = planner.waiting[RequestId(name)]
+    move.kv_bytes, move.tokens, move.ways = kv_bytes, tokens, ways
 
 
-def ways(starts: tuple[Start, ...]) -> dict[str, Via]:
-    return {start.wanted.request: start.via for start in starts}
+def names(starts: tuple[Wish, ...]) -> list[str]:
+    return [start.request for start in starts]
+
+
+def ways(starts: tuple[Wish, ...]) -> dict[str, Via]:
+    return {start.request: start.planned for start in starts}
 
 
 # -- by KV or by tokens ----------------------------------------------------------------------------------------------
@@ -51,7 +57,7 @@ def test_what_the_link_cannot_take_goes_by_tokens() -> None:
     plan = planner.epoch(BUSY)
     assert sorted(ways(plan.starts).values()) == [Via.KV, Via.TOKENS]
     (left,) = planner.waiting.values()
-    assert (left.cause, left.epochs) == (Cause.BOTH, 1)
+    assert (left.waits_for, left.epochs) == (Cause.BOTH, 1)
 
 
 def test_an_operator_s_choice_and_a_closed_link_are_obeyed() -> None:
@@ -90,8 +96,8 @@ def test_a_move_cannot_wait_if_its_source_overflows_soon_or_it_is_old() -> None:
         (math.inf, 10, False, True),
         (math.inf, 0, True, True),
     ):
-        deferred = Deferred(wanted("a", urgency_s=urgency_s, asked=asked), 0.0, epochs=epochs)
-        assert planner.is_pressing(deferred) is pressing
+        move = wanted("a", urgency_s=urgency_s, asked=asked, epochs=epochs)
+        assert planner.is_pressing(move) is pressing
 
 
 def test_a_planner_without_waiting_or_running_moves_is_idle() -> None:
@@ -131,7 +137,7 @@ def test_an_urgent_move_starts_at_once_if_there_is_room() -> None:
     ask(planner, wanted("urgent", 30, ways=KV, urgency_s=0.1), wanted("late", 30, ways=KV, urgency_s=0.1))
     begun = {name: planner.at_once(RequestId(name), BUSY) for name in ("asked", "calm", "urgent", "late")}
     assert [name for name, start in begun.items() if start] == ["asked", "urgent"]
-    assert {d.wanted.request: d.cause for d in planner.waiting.values()} == {"calm": Cause.EPOCH, "late": Cause.LINK}
+    assert {d.request: d.waits_for for d in planner.waiting.values()} == {"calm": Cause.EPOCH, "late": Cause.LINK}
 
 
 def test_a_move_under_way_still_takes_its_share() -> None:
@@ -166,9 +172,9 @@ def test_small_moves_do_not_starve_a_large_one() -> None:
     under_way: list[RequestId] = []
     for epoch in range(patience + 4):
         ask(planner, wanted(f"{epoch}", 40, ways=KV, urgency_s=0.01))
-        begun = [start.wanted.request for start in planner.epoch(BUSY).starts]
+        begun = [start.request for start in planner.epoch(BUSY).starts]
         if epoch == patience:
-            assert [d.cause for d in planner.waiting.values()][1:] == [Cause.ELDER]
+            assert [d.waits_for for d in planner.waiting.values()][1:] == [Cause.ELDER]
         if "large" in begun:
             assert epoch <= patience + 2
             return
@@ -183,7 +189,7 @@ def test_a_move_that_has_waited_too_long_is_dropped() -> None:
     planner = Planner(LIMITS, PlannerSettings(give_up=5))
     ask(planner, wanted("first", 80, ways=KV), wanted("second", 80, ways=KV))
     plans = [planner.epoch(BUSY) for _ in range(7)]  # the first never ends
-    assert [[d.wanted.request for d in plan.given_up] for plan in plans] == [[]] * 5 + [["second"]] + [[]]
+    assert [[d.request for d in plan.given_up] for plan in plans] == [[]] * 5 + [["second"]] + [[]]
     assert not planner.waiting
 
 
@@ -194,7 +200,7 @@ def test_moves_of_a_lost_request_or_worker_are_dropped() -> None:
     ask(planner, wanted("stays", destination=WorkerId("w2")))
     assert planner.drop(RequestId("ended")) is not None
     assert planner.drop(RequestId("ended")) is None
-    assert [d.wanted.request for d in planner.drop_worker(WorkerId("w1"))] == ["to", "from"]
+    assert [d.request for d in planner.drop_worker(WorkerId("w1"))] == ["to", "from"]
     assert names(planner.epoch(BUSY).starts) == ["stays"]
 
 
@@ -202,11 +208,11 @@ def test_a_move_is_planned_with_its_current_size() -> None:
     """Requests grow while they wait."""
     planner = Planner(LIMITS)
     ask(planner, wanted("a", 60, ways=KV), wanted("b", 40, ways=KV))
-    planner.resize(RequestId("b"), 41, 5, KV)
+    resize(planner, "b", 41, 5, KV)
     assert names(planner.epoch(BUSY).starts) == ["a"]
-    planner.resize(RequestId("b"), 45, 6, TOKENS)
+    resize(planner, "b", 45, 6, TOKENS)
     (start,) = planner.epoch(BUSY).starts
-    assert (start.wanted.kv_bytes, start.wanted.tokens, start.via) == (45, 6, Via.TOKENS)
+    assert (start.kv_bytes, start.tokens, start.planned) == (45, 6, Via.TOKENS)
 
 
 def test_a_move_waits_for_a_destination_that_is_not_ready() -> None:
@@ -215,11 +221,11 @@ def test_a_move_waits_for_a_destination_that_is_not_ready() -> None:
     ask(planner, wanted("a", 60, ways=()))
     for _ in range(PlannerSettings().patience + 2):
         assert planner.epoch(BUSY).starts == ()
-    assert planner.waiting[RequestId("a")].cause is Cause.NO_WAY
+    assert planner.waiting[RequestId("a")].waits_for is Cause.NO_WAY
     ask(planner, wanted("b", 60, ways=KV))
     assert names(planner.epoch(BUSY).starts) == ["b"]
     planner.ended(RequestId("b"))
-    planner.resize(RequestId("a"), 60, 5, KV)
+    resize(planner, "a", 60, 5, KV)
     assert names(planner.epoch(BUSY).starts) == ["a"]
 
 
@@ -253,14 +259,14 @@ class History:
         for request in self.ends.pop(self.epochs, []):
             self.planner.ended(request)
         plan = self.planner.epoch(BUSY)
-        self.given_up += [deferred.wanted.request for deferred in plan.given_up]
+        self.given_up += [deferred.request for deferred in plan.given_up]
         for start in plan.starts:
             self.note(start, lasting)
         for (source, destination), kv_bytes, tokens, urgency_s, open_ways, asked in moves:
             request = RequestId(f"r{len(self.asked)}")
             self.asked[request] = self.epochs
             self.planner.ask(
-                Wanted(
+                Wish(
                     request=request,
                     source=WorkerId(f"w{source}"),
                     destination=WorkerId(f"w{destination}"),
@@ -276,13 +282,12 @@ class History:
                 self.note(now, lasting)
         self.epochs += 1
 
-    def note(self, start: Start, lasting: int) -> None:
-        move = start.wanted
-        assert start.via in move.ways
+    def note(self, move: Wish, lasting: int) -> None:
+        assert move.planned in move.ways
         assert move.request not in self.started
         self.started[move.request] = self.epochs
         self.ends[self.epochs + 1 + lasting].append(move.request)
-        by_kv = start.via is Via.KV
+        by_kv = move.planned is Via.KV
         name = ("kv", move.source, move.destination) if by_kv else ("tokens", move.destination)
         self.begun[name].append((self.epochs, move.kv_bytes if by_kv else move.tokens))
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from melld.ids import RequestId, WorkerId
 from melld.migrate import paths
 from melld.migrate.boundaries import Boundaries, Pair, Prefill, Segment
-from melld.migrate.planner import Cause, Planner, Start, Wanted
+from melld.migrate.planner import Planner
 from melld.migrate.snapshot import Via
+from melld.migrate.wish import Cause, Wish
 from tests.effort import examples
 
 LINK, COMPUTE = 100, 20
@@ -36,8 +37,8 @@ FIGURE_9 = Boundaries(
 
 def wanted(
     name: str, source: int, destination: int, kv_bytes: int, tokens: int = 15, ways: tuple[Via, ...] = BOTH
-) -> Wanted:
-    return Wanted(
+) -> Wish:
+    return Wish(
         request=RequestId(name),
         source=GPUS[source - 1],
         destination=GPUS[destination - 1],
@@ -47,11 +48,11 @@ def wanted(
     )
 
 
-def planned(boundaries: Boundaries, *moves: Wanted) -> tuple[Planner, dict[str, Via]]:
+def planned(boundaries: Boundaries, *moves: Wish) -> tuple[Planner, dict[str, Via]]:
     planner = Planner(boundaries)
     for move in moves:
         planner.ask(move, 0.0)
-    return planner, {start.wanted.request: start.via for start in planner.epoch(BUSY).starts}
+    return planner, {start.request: start.planned for start in planner.epoch(BUSY).starts}
 
 
 def test_the_paper_s_figure_9() -> None:
@@ -66,7 +67,7 @@ def test_a_move_that_waits_for_a_switch_says_so() -> None:
     """An operator who sees an idle link must not wonder why nothing goes over it."""
     planner, ways = planned(FIGURE_9, wanted("a", 1, 4, 60, ways=KV), wanted("b", 2, 3, 60, ways=KV))
     assert ways == {"a": Via.KV}
-    assert planner.waiting[RequestId("b")].cause is Cause.SHARED
+    assert planner.waiting[RequestId("b")].waits_for is Cause.SHARED
 
 
 def test_four_sources_do_not_fill_one_port_four_times() -> None:
@@ -88,11 +89,11 @@ def test_a_move_larger_than_a_boundary_is_paced_by_the_narrowest_segment() -> No
     planner = Planner(FIGURE_9)
     planner.ask(wanted("large", 1, 4, 250, ways=KV), 0.0)
     (start,) = planner.epoch(BUSY).starts
-    assert start.per_epoch == LINK
+    assert planner.per_epoch(start, Via.KV) == LINK
     planner.ask(wanted("same switch", 2, 3, 10, ways=KV), 0.0)
     planner.ask(wanted("same port", 3, 4, 90, ways=KV), 0.0)
     planner.ended(RequestId("large"))
-    begun = [[one.wanted.request for one in planner.epoch(BUSY).starts] for _ in range(3)]
+    begun = [[one.request for one in planner.epoch(BUSY).starts] for _ in range(3)]
     assert begun == [["same port"], ["same switch"], []]  # 250 bytes are 100, 100 and 50
 
 
@@ -102,7 +103,7 @@ def test_moves_by_tokens_count_the_destination_s_current_load() -> None:
     for batches, way in (({}, Via.TOKENS), (BUSY, Via.KV)):
         planner = Planner(limits)
         planner.ask(wanted("a", 1, 4, 3 * LINK, 5 * COMPUTE), 0.0)
-        assert [start.via for start in planner.epoch(batches).starts] == [way]
+        assert [start.planned for start in planner.epoch(batches).starts] == [way]
 
 
 MOVES = st.tuples(
@@ -120,14 +121,15 @@ class Book:
     def __init__(self) -> None:
         self.drawn: Counter[tuple[int, tuple[str, ...]]] = Counter()
 
-    def note(self, start: Start, epoch: int) -> None:
-        move, by_kv = start.wanted, start.via is Via.KV
+    def note(self, planner: Planner, move: Wish, epoch: int) -> None:
+        assert move.planned is not None
+        by_kv, per_epoch = move.planned is Via.KV, planner.per_epoch(move, move.planned)
         left = move.kv_bytes if by_kv else move.tokens
         bins = paths.path(FIGURE_9, move.source, move.destination) if by_kv else paths.compute(move.destination)
         while left > 0:
             for name in bins:
-                self.drawn[epoch, name] += min(left, start.per_epoch)
-            left -= start.per_epoch
+                self.drawn[epoch, name] += min(left, per_epoch)
+            left -= per_epoch
             epoch += 1
 
 
@@ -141,8 +143,8 @@ def test_no_segment_exceeds_its_boundary_in_any_epoch(epochs: list[tuple]) -> No
         for index, ((source, destination), kv_bytes, tokens, ways) in enumerate(moves):
             planner.ask(wanted(f"{number}.{index}", source, destination, kv_bytes, tokens, ways), float(number))
         for start in planner.epoch(BUSY).starts:
-            book.note(start, number)
-            ends[start.wanted.request] = number + 1 + lasting
+            book.note(planner, start, number)
+            ends[start.request] = number + 1 + lasting
     for (_, name), drawn in book.drawn.items():
         assert drawn <= paths.boundary(name, FIGURE_9, BUSY), name
 
@@ -159,7 +161,7 @@ def test_every_move_over_shared_segments_begins_eventually(moves: list[tuple]) -
         for index, (source, destination) in enumerate(((1, 4), (2, 3), (3, 4), (4, 1))):
             planner.ask(wanted(f"{number}.{index}", source, destination, 40, 10), math.inf)
         starts = planner.epoch(BUSY).starts
-        begun |= {start.wanted.request for start in starts}
+        begun |= {start.request for start in starts}
         for start in starts:
-            planner.ended(start.wanted.request)
+            planner.ended(start.request)
     assert {f"r{index}" for index in range(len(moves))} <= begun

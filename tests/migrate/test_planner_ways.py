@@ -3,7 +3,7 @@
 import pytest
 
 from melld.ids import RequestId
-from melld.migrate.planner import Deferred, Planner
+from melld.migrate.planner import Planner
 from melld.migrate.snapshot import Via
 from tests.migrate.test_planner import BUSY, COMPUTE, IDLE_COMPUTE, LIMITS, LINK, TOKENS, wanted
 
@@ -29,10 +29,10 @@ def test_a_move_cannot_wait_if_its_source_overflows_within_two_epochs() -> None:
     planner = Planner(LIMITS)
     edge_s = planner.settings.pressing * LIMITS.epoch_s
     for move, pressing in ((wanted("a", urgency_s=edge_s), True), (wanted("a", urgency_s=edge_s * 1.01), False)):
-        assert planner.is_pressing(Deferred(move, 0.0)) is pressing
-    waited = [planner.is_pressing(Deferred(wanted("a"), 0.0, epochs=planner.settings.patience - n)) for n in (0, 1)]
+        assert planner.is_pressing(move) is pressing
+    waited = [planner.is_pressing(wanted("a", epochs=planner.settings.patience - n)) for n in (0, 1)]
     assert waited == [True, False]
-    assert planner.is_pressing(Deferred(wanted("a", asked=True), 0.0))
+    assert planner.is_pressing(wanted("a", asked=True))
 
 
 def test_a_waiting_move_shows_since_when() -> None:
@@ -41,7 +41,7 @@ def test_a_waiting_move_shows_since_when() -> None:
     planner.ask(wanted("a"), 3.0)
     planner.ask(wanted("b"), 4.0)
     planner.ask(wanted("a", 7), 5.0)
-    assert [(d.wanted.request, d.wanted.kv_bytes, d.since_s) for d in planner.waiting.values()] == [
+    assert [(d.request, d.kv_bytes, d.since_s) for d in planner.waiting.values()] == [
         ("b", 10, 4.0),
         ("a", 7, 5.0),
     ]
@@ -53,6 +53,6 @@ def test_a_dropped_move_never_begins() -> None:
     planner.ask(wanted("a", COMPUTE), 0.0)
     dropped = planner.drop(RequestId("a"))
     assert dropped is not None
-    assert dropped.wanted.request == "a"
+    assert dropped.request == "a"
     assert planner.drop(RequestId("a")) is None
     assert planner.epoch(BUSY).starts == ()

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from melld.ids import RequestId
 from melld.migrate.packing import SLACK_EPOCHS, Bin, Bins, Candidate, Waits, Way
-from melld.migrate.planner import Cause, Planner, PlannerSettings
+from melld.migrate.planner import Planner, PlannerSettings
 from melld.migrate.snapshot import Via
+from melld.migrate.wish import Cause
 from tests.migrate.test_planner import BUSY, COMPUTE, IDLE_COMPUTE, KV, LIMITS, LINK, ask, names, wanted, ways
 
 PRESSED = PlannerSettings(patience=3)
@@ -18,7 +19,7 @@ def test_a_link_slower_than_waiting_for_the_compute_is_not_taken() -> None:
     planner = Planner(LIMITS)
     ask(planner, *[wanted(name, 10 * LINK, 15) for name in ("first", "second")])
     assert ways(planner.epoch(BUSY).starts) == {"first": Via.TOKENS}
-    assert [deferred.cause for deferred in planner.waiting.values()] == [Cause.COMPUTE]
+    assert [deferred.waits_for for deferred in planner.waiting.values()] == [Cause.COMPUTE]
     planner.ended(RequestId("first"))
     assert ways(planner.epoch(BUSY).starts) == {"second": Via.TOKENS}
 
@@ -47,7 +48,7 @@ def test_impatience_does_not_make_a_slow_way_fast() -> None:
         assert names(planner.epoch(BUSY).starts) == []
     ask(planner, wanted("over the link", 40, ways=KV), wanted("too late", 10**6, 5))
     assert ways(planner.epoch(BUSY).starts) == {"over the link": Via.KV}
-    assert planner.waiting[RequestId("too late")].cause is Cause.ELDER
+    assert planner.waiting[RequestId("too late")].waits_for is Cause.ELDER
     begun = [ways(planner.epoch(BUSY).starts) for _ in range(3)]
     assert {"waits": Via.TOKENS} in begun
 

@@ -19,8 +19,9 @@ from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
 from melld.migrate.boundaries import Boundaries, Prefill
-from melld.migrate.planner import Cause, Planner, PlannerSettings
+from melld.migrate.planner import Planner, PlannerSettings
 from melld.migrate.snapshot import Phase, Via
+from melld.migrate.wish import Cause
 from melld.scheduler import events
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
@@ -128,4 +129,4 @@ class OfflineDaemon:
         return self.scheduler.cluster.requests[request].state
 
     def causes(self) -> dict[str, Cause]:
-        return {deferred.wanted.request: deferred.cause for deferred in self.driver.wanted.planner.waiting.values()}
+        return {deferred.request: deferred.waits_for for deferred in self.driver.wanted.planner.waiting.values()}

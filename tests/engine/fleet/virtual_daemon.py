@@ -352,10 +352,10 @@ class VirtualDaemon:
             if move.migration.outcome is None:
                 known = self.cluster.requests.get(request)
                 link = (known.worker and known.worker.id, known.destination and known.destination.id) if known else None
-                if link != move.link:
-                    yield f"{request} moves over {move.link}, the scheduler believes {link}"
-                elif self.fleet.live[request].worker != move.link[0]:
-                    yield f"{request} leaves {move.link[0]}, and is not there"
+                if link != move.wish.link:
+                    yield f"{request} moves over {move.wish.link}, the scheduler believes {link}"
+                elif self.fleet.live[request].worker != move.wish.source:
+                    yield f"{request} leaves {move.wish.source}, and is not there"
         for name, known in self.cluster.requests.items():
             if known.state is not RequestState.MOVING:
                 if name in waiting:
@@ -365,10 +365,10 @@ class VirtualDaemon:
             assert known.destination is not None
             link = known.worker.id, known.destination.id
             move = self.executor.moves.get(name)
-            wanted = waiting[name].wanted if name in waiting else None
-            if wanted is not None and (wanted.source, wanted.destination) != link:
-                yield f"{name} waits to move {wanted.source} -> {wanted.destination}, the scheduler believes {link}"
-            elif wanted is None and (move is None or move.link != link):
+            wish = waiting.get(name)
+            if wish is not None and wish.link != link:
+                yield f"{name} waits to move over {wish.link}, the scheduler believes {link}"
+            elif wish is None and (move is None or move.wish.link != link):
                 yield f"the scheduler believes that {name} moves over {link}, and nobody carries that out"
 
     def _of_notes(self) -> Iterator[str]:
@@ -380,9 +380,8 @@ class VirtualDaemon:
         if executor._gaps.keys() - self.fleet.live.keys():
             yield f"a first token is waited for of {sorted(executor._gaps)}"
         for kept, known in (
-            (wanted._planned.keys(), executor.moves.keys()),
-            (wanted._chosen.keys() | wanted._waiters.keys(), wanted.planner.waiting.keys()),
-            ({name for name, flight in wanted.planner._flights if not flight.ended}, executor.moves.keys()),
+            (wanted._asked.keys(), wanted.planner.waiting.keys()),
+            ({wish.request for wish in wanted.planner._begun if not wish.has_ended}, executor.moves.keys()),
         ):
             if kept - known:
                 yield f"moves are noted of {sorted(kept)}, and there are {sorted(known)}"

@@ -153,7 +153,7 @@ class History:
         """Kill its source or destination, in any state."""
         if moves := list(self.daemon.executor.moves.values()):
             move = moves[number // 2 % len(moves)]
-            self._worker(move.link[number % 2]).die(heard=number // 4 % 3)
+            self._worker(move.wish.link[number % 2]).die(heard=number // 4 % 3)
 
     def _leave_in_a_move(self, _: WorkerId, number: int) -> None:
         if moves := [request for request in self.daemon.executor.moves if request in self.daemon.fleet.live]:
