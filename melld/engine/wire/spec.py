@@ -18,7 +18,7 @@ class CopyRules(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's rules for copying KV from its siblings (`[migration]`)."""
 
     checksum: bool = False
-    """True to compare checksums of both sides after a copy."""
+    """True to compare both sides after a copy."""
     bytes_per_s: float | None = None
     """Limit of bytes per second over one link; None: no limit."""
 

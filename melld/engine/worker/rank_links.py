@@ -113,8 +113,8 @@ class Lines:
         return [answer.result for answer in answers]
 
 
-class RanksLink:
-    """The links of all ranks to a peer's ranks.  `key`: the peer's identifier."""
+class RanksLink(Link):
+    """The links of all ranks to a peer's ranks, which have the memory.  `key`: the peer's identifier."""
 
     def __init__(self, lines: Lines, key: bytes, source: KvLayout, destination: KvLayout) -> None:
         self.source = source
@@ -127,12 +127,9 @@ class RanksLink:
         self._lines.call("copy", self._key, list(source_blocks), list(destination_blocks))
         return done
 
-    def checksum(self, side: str, blocks: Sequence[int]) -> int:
+    def delivered(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bool:
         """See `Link`."""
-        total = 0
-        for one in self._lines.call("checksum", self._key, side, list(blocks)):
-            total = (total * 31 + one) % 2**64
-        return total
+        return all(self._lines.call("delivered", self._key, list(source_blocks), list(destination_blocks)))
 
     def close(self) -> None:
         """Unmap the peer's memory."""
@@ -183,9 +180,9 @@ class _Rank:
         """Copy these blocks; return when they are here."""
         self._links[key].begin(source, destination)()
 
-    def checksum(self, key: bytes, side: str, blocks: list[int]) -> int:
-        """Return the checksum of these blocks."""
-        return self._links[key].checksum(side, blocks)
+    def delivered(self, key: bytes, source: list[int], destination: list[int]) -> bool:
+        """Return True if these blocks have the bytes of the peer's."""
+        return self._links[key].delivered(source, destination)
 
     def close(self, key: bytes) -> None:
         """Close the link to that peer, if it could be opened."""

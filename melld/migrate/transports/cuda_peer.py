@@ -9,23 +9,14 @@ used, copies go through host memory (`cuda_staged`).
 
 import contextlib
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
 
 from melld.migrate.transports import cuda_canary, cuda_runtime
-from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
-from melld.migrate.transports.transport import (
-    KvHandle,
-    Link,
-    TransportFailed,
-    Wait,
-    checksum_of,
-    handle_of,
-    require_fit,
-)
+from melld.migrate.transports.layout import KvLayout
+from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait, handle_of, require_fit
 
 NAME = "cuda_peer"
 
@@ -74,96 +65,98 @@ def export(tensors: Sequence[torch.Tensor], layout: KvLayout) -> bytes:
     return handle_of(NAME, layout, where)
 
 
-def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "CudaPeerLink":
+def open_link(handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "CudaLink":
     """Map the peer's region for our device (`region`: our allocation's bytes, uint8, on it).
 
     Raises:
         TransportFailed: the peer is gone, out of reach of this device, has blocks of another shape or such as the
             kernel does not copy, or its canary does not arrive whole.
     """
-    require_fit(NAME, handle.layout, layout)
+    ours: int = region.device.index
+
+    def check(peer: int) -> int:
+        if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
+            raise TransportFailed(NAME, f"device {ours} has no peer access to device {peer}")
+        return ours
+
+    return open_mapped(NAME, CudaPeerLink, check, handle, region, layout)
+
+
+def open_mapped(
+    name: str,
+    make: "type[CudaLink]",
+    mapped_for: Callable[[int], int],
+    handle: KvHandle,
+    region: torch.Tensor,
+    layout: KvLayout,
+) -> "CudaLink":
+    """Map the peer's region, once the link that `make` makes of its canary has delivered that whole.
+
+    `mapped_for`: the device that the memory is mapped for, by the peer's device; it raises if there is none.
+    """
+    require_fit(name, handle.layout, layout)
     where = msgspec.msgpack.decode(handle.where, type=CudaWhere)
     peer = cuda_runtime.device_of_uuid(where.uuid)
     if peer is None:
-        raise TransportFailed(NAME, f"device {where.uuid} is not visible to this process")
-    ours = region.device.index
-    if peer != ours and not torch.cuda.can_device_access_peer(ours, peer):
-        raise TransportFailed(NAME, f"device {ours} has no peer access to device {peer}")
+        raise TransportFailed(name, f"device {where.uuid} is not visible to this process")
+    device = mapped_for(peer)
     with contextlib.ExitStack() as opened:
         room = torch.empty(cuda_canary.LAYOUT.region_bytes, dtype=torch.uint8, device=region.device)
-        canary = CudaPeerLink(where.canary.map(ours, opened), cuda_canary.LAYOUT, room, cuda_canary.LAYOUT)
-        cuda_canary.require_delivered(NAME, canary.begin, room, where.canary_seed)
-    opened = contextlib.ExitStack()
-    with contextlib.ExitStack() as unless_made:
-        unless_made.callback(opened.close)
-        address = where.memory.map(ours, opened)
-        link = CudaPeerLink(address, handle.layout, region, layout, opened)
-        unless_made.pop_all()
+        canary = make(where.canary.map(device, opened), device, cuda_canary.LAYOUT, room, cuda_canary.LAYOUT)
+        cuda_canary.require_delivered(name, canary.begin, room, where.canary_seed)
+    with contextlib.ExitStack() as opened:
+        link = make(where.memory.map(device, opened), device, handle.layout, region, layout)
+        link.opened = opened.pop_all()
     return link
 
 
-class CudaPeerLink(Link):
+class CudaLink(Link):
+    """Link to a peer's region at an address, mapped for `device`.  `opened`: what `close` closes."""
+
+    def __init__(
+        self, address: int, device: int, source: KvLayout, region: torch.Tensor, destination: KvLayout
+    ) -> None:
+        super().__init__(source, region, destination)
+        self.opened = contextlib.ExitStack()
+        self._peer, self._peer_device = address, device
+        self._stream = torch.cuda.Stream(device=region.device)
+
+    def into(self, region: torch.Tensor, layout: KvLayout) -> "CudaLink":
+        """See `Link`."""
+        return type(self)(self._peer, self._peer_device, self.source, region, layout)
+
+    def close(self) -> None:
+        """Unmap the peer's memory."""
+        with self.opened:
+            self._stream.synchronize()
+
+
+class CudaPeerLink(CudaLink):
     """Link between the peer's region, readable from our device, and ours."""
 
     def __init__(
-        self,
-        address: int,
-        source: KvLayout,
-        region: torch.Tensor,
-        destination: KvLayout,
-        opened: contextlib.ExitStack | None = None,
+        self, address: int, device: int, source: KvLayout, region: torch.Tensor, destination: KvLayout
     ) -> None:
-        """`address`: the peer's region, for our device.  `opened`: resources that `close` closes.
+        """Prepare the kernel.
 
         Raises:
             TransportFailed: torch has no Triton, or the kernel does not copy such chunks.
         """
-        self.source = source
-        self.destination = destination
-        self._address = address
-        self._region = region
-        self._device = region.device
-        self._stream = torch.cuda.Stream(device=self._device)
-        self._opened = opened or contextlib.ExitStack()
-        self._copier = self._copier_into(destination)
-
-    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """See `Link`.  Releases the GIL while the device works."""
-        address = self._region.untyped_storage().data_ptr()
-        return self._launch(self._copier, address, source_blocks, destination_blocks)
-
-    def checksum(self, side: str, blocks: Sequence[int]) -> int:
-        """See `Link`.  Reads the source's blocks over the link a second time, into new memory."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if side == "destination":
-                views = paired_views(self._region, self.destination, self._region, self.destination)
-                return checksum_of([ours for ours, _ in views], torch.tensor(blocks, device=self._device))
-            packed = packed_layout(self.destination, len(blocks))
-            read = torch.empty(packed.region_bytes, dtype=torch.uint8, device=self._device)
-            self._launch(self._copier_into(packed), read.data_ptr(), blocks, range(len(blocks)))()
-            views = paired_views(read, packed, self._region, self.destination)
-            return checksum_of(
-                [packed_view for packed_view, _ in views], torch.arange(len(blocks), device=self._device)
-            )
-
-    def close(self) -> None:
-        """Unmap the peer's memory."""
-        with self._opened:
-            self._stream.synchronize()
-
-    def _copier_into(self, layout: KvLayout) -> Any:
+        super().__init__(address, device, source, region, destination)
         try:
             from melld.migrate.transports.cuda_kernel import ChunkCopier
         except ImportError as error:
             raise TransportFailed(NAME, f"torch has no Triton: {error}") from error
-        if not (ChunkCopier.applicable(self.source) and ChunkCopier.applicable(layout)):
+        if not (ChunkCopier.applicable(source) and ChunkCopier.applicable(destination)):
             raise TransportFailed(NAME, "the blocks' chunks are not whole words")
-        return ChunkCopier(self.source, layout, self._device)
+        self._copier = ChunkCopier(source, destination, region.device)
 
-    def _launch(self, copier: Any, address: int, source: Sequence[int], target: Sequence[int]) -> Wait:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if source:
-                ids = torch.tensor([list(source), list(target)], dtype=torch.int64).pin_memory()
-                on_device = ids.to(self._device, non_blocking=True)
-                copier.launch(self._address, address, on_device[0], on_device[1])
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
+        """See `Link`.  Releases the GIL while the device works."""
+        with torch.cuda.device(self.region.device), torch.cuda.stream(self._stream):
+            if source_blocks:
+                ids = torch.tensor([list(source_blocks), list(destination_blocks)], dtype=torch.int64).pin_memory()
+                on_device = ids.to(self.region.device, non_blocking=True)
+                address = self.region.untyped_storage().data_ptr()
+                self._copier.launch(self._peer, address, on_device[0], on_device[1])
             return cuda_runtime.end_of(self._stream)

@@ -27,7 +27,6 @@ from melld.migrate.transports.transport import (
     LinkBroken,
     TransportFailed,
     Wait,
-    checksum_of,
     handle_of,
     require_fit,
 )
@@ -52,10 +51,9 @@ class _Where(msgspec.Struct, frozen=True):
 
 
 class _Buffer(NamedTuple):
-    """Memory that READs write to.  `views`: pairs of our region and of it; `rows`: its blocks as NIXL knows them."""
+    """Memory that READs write to.  `rows`: its blocks as NIXL knows them."""
 
     memory: torch.Tensor
-    views: Sequence[tuple[torch.Tensor, torch.Tensor]]
     rows: Any
 
 
@@ -69,8 +67,8 @@ class NixlAgent:
             TransportFailed: NIXL is not installed, or cannot use this memory or that interface.
         """
         os.environ |= {"UCX_NET_DEVICES": interface, "NIXL_LOG_LEVEL": "WARN"}
-        self._region, self._layout = region, layout
-        self._buffer_layout = packed_layout(layout, max(BUFFER_BLOCKS, BUFFER_BYTES // layout.block_bytes))
+        self._region = region
+        self.buffer_layout = packed_layout(layout, max(BUFFER_BLOCKS, BUFFER_BYTES // layout.block_bytes))
         self._free: list[_Buffer] = []
         self._stuck: list[_Buffer] = []
         self._lock = threading.Lock()
@@ -87,18 +85,17 @@ class NixlAgent:
         self.handle = handle_of(NAME, layout, where)
 
     def open_link(self, handle: KvHandle, region: torch.Tensor, layout: KvLayout) -> "NixlLink":
-        """Connect to the peer; `region` and `layout` are those of this agent.
+        """Connect to the peer.
 
         Raises:
             TransportFailed: the peer has blocks of another shape.  NIXL raises its own for others.
         """
         require_fit(NAME, handle.layout, layout)
-        assert region.data_ptr() == self._region.data_ptr()
         where = msgspec.msgpack.decode(handle.where, type=_Where)
         with self._lock:
             peer = self._agent.add_remote_agent(where.metadata)
             rows = self._prepare(peer, where.address, where.device, handle.layout)
-        return NixlLink(self, peer, rows, handle.layout, layout)
+        return NixlLink(self, peer, rows, handle.layout, region, layout)
 
     def close_link(self, peer: Any, rows: Any) -> None:
         """Disconnect from a peer, which may be gone."""
@@ -115,7 +112,7 @@ class NixlAgent:
             LinkBroken: the peer is gone.
         """
         buffer = self._take()
-        places = _numbers(self._buffer_layout, range(len(blocks)))
+        places = _numbers(self.buffer_layout, range(len(blocks)))
         try:
             with self._lock:
                 reading = self._agent.make_prepped_xfer("READ", buffer.rows, places, rows, _numbers(source, blocks))
@@ -153,11 +150,11 @@ class NixlAgent:
         with self._lock:
             if self._free:
                 return self._free.pop()
-            layout = self._buffer_layout
+            layout = self.buffer_layout
             memory = torch.empty(layout.region_bytes, dtype=torch.uint8, device=self._region.device)
             self._register(memory)
             rows = self._prepare("", memory.data_ptr(), max(memory.get_device(), 0), layout)
-        return _Buffer(memory, paired_views(self._region, self._layout, memory, layout), rows)
+        return _Buffer(memory, rows)
 
     def _register(self, memory: torch.Tensor) -> None:
         device = max(memory.get_device(), 0)
@@ -181,9 +178,10 @@ class NixlAgent:
 class NixlLink(Link):
     """Link to a worker of another machine.  The first READ connects."""
 
-    def __init__(self, agent: NixlAgent, peer: Any, rows: Any, source: KvLayout, destination: KvLayout) -> None:
-        self.source = source
-        self.destination = destination
+    def __init__(
+        self, agent: NixlAgent, peer: Any, rows: Any, source: KvLayout, region: torch.Tensor, destination: KvLayout
+    ) -> None:
+        super().__init__(source, region, destination)
         self._agent = agent
         self._peer = peer
         self._rows = rows
@@ -195,7 +193,8 @@ class NixlLink(Link):
         def land() -> None:
             self._agent.end(buffer, reading)
             places = torch.tensor(destination_blocks, device=buffer.memory.device)
-            for ours, theirs in buffer.views:
+            pairs = paired_views(self.region, self.destination, buffer.memory, self._agent.buffer_layout)
+            for ours, theirs in pairs:
                 ours[:, places] = theirs[:, : len(destination_blocks)]
             if buffer.memory.is_cuda:
                 torch.cuda.current_stream(buffer.memory.device).synchronize()
@@ -203,17 +202,9 @@ class NixlLink(Link):
 
         return land
 
-    def checksum(self, side: str, blocks: Sequence[int]) -> int:
-        """See `Link`.  The source's are read once more."""
-        buffer, reading = self._agent.begin(self._rows, self.source, blocks)
-        self._agent.end(buffer, reading)
-        device = buffer.memory.device
-        if side == "source":
-            total = checksum_of([theirs for _, theirs in buffer.views], torch.arange(len(blocks), device=device))
-        else:
-            total = checksum_of([ours for ours, _ in buffer.views], torch.tensor(blocks, device=device))
-        self._agent.give_back(buffer)
-        return total
+    def into(self, region: torch.Tensor, layout: KvLayout) -> "NixlLink":
+        """See `Link`."""
+        return NixlLink(self._agent, self._peer, self._rows, self.source, region, layout)
 
     def close(self) -> None:
         """Disconnect."""

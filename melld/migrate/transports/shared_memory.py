@@ -15,16 +15,7 @@ import msgspec
 import torch
 
 from melld.migrate.transports.layout import KvLayout, paired_views
-from melld.migrate.transports.transport import (
-    KvHandle,
-    Link,
-    TransportFailed,
-    Wait,
-    checksum_of,
-    done,
-    handle_of,
-    require_fit,
-)
+from melld.migrate.transports.transport import KvHandle, Link, TransportFailed, Wait, done, handle_of, require_fit
 
 NAME = "shared_memory"
 
@@ -107,11 +98,11 @@ class SharedMemoryLink(Link):
     """Link between the peer's region and ours, both mapped here."""
 
     def __init__(self, peer: torch.Tensor, source: KvLayout, region: torch.Tensor, destination: KvLayout) -> None:
-        self.source = source
-        self.destination = destination
-        self._views = paired_views(region, destination, peer, source)
+        super().__init__(source, region, destination)
+        self._peer = peer
         # For small copies numpy needs a third of torch's time to begin; it releases the GIL too.
-        self._arrays = [(ours.numpy(), theirs.numpy()) for ours, theirs in self._views]
+        pairs = paired_views(region, destination, peer, source)
+        self._arrays = [(ours.numpy(), theirs.numpy()) for ours, theirs in pairs]
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """See `Link`.  Blocks that are neighbours on both sides are one copy of all layers; done on return."""
@@ -121,13 +112,13 @@ class SharedMemoryLink(Link):
                 ours[:, here : here + count] = theirs[:, there : there + count]
         return done
 
-    def checksum(self, side: str, blocks: Sequence[int]) -> int:
+    def into(self, region: torch.Tensor, layout: KvLayout) -> "SharedMemoryLink":
         """See `Link`."""
-        return checksum_of([pair[side == "source"] for pair in self._views], torch.tensor(blocks))
+        return SharedMemoryLink(self._peer, self.source, region, layout)
 
     def close(self) -> None:
         """Unmap the peer's memory."""
-        self._views, self._arrays = [], []
+        self._peer, self._arrays = torch.empty(0, dtype=torch.uint8), []
 
 
 def _runs(source: Sequence[int], destination: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """The interface and shared parts of the transports that move KV blocks between workers.
 
-Owns handles, pacing, checksums and the report of a copy.  Needs torch, not vLLM: testable on any machine.
+Owns handles, pacing, the check of what has arrived, and the report of a copy.  Needs torch, not vLLM.
 
     exporter (source)                        puller (destination)
     export(region) ──► handle bytes ──────► open(handle) ──► Link.pull(source blocks, destination blocks)
@@ -13,13 +13,13 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 
 from melld.errors import MelldError
-from melld.migrate.transports.layout import KvLayout
+from melld.migrate.transports.layout import KvLayout, packed_layout, paired_views
 
 
 class TransportFailed(MelldError):
@@ -75,20 +75,35 @@ def done() -> None:
     """Return at once: the wait for a copy that was complete when it had begun."""
 
 
-class Link(Protocol):
-    """A direction between two workers: the peer's mapped region and ours.  For one thread at a time.
+class Link:
+    """A direction between two workers: the peer's mapped region and ours (its bytes, uint8).  For one thread at a time.
 
-    The base of links with one way to copy.
+    All that a transport needs is to open, to begin a copy, to do so into other memory of ours, and to close.
     """
 
-    source: KvLayout
-    destination: KvLayout
+    def __init__(self, source: KvLayout, region: torch.Tensor, destination: KvLayout) -> None:
+        self.source = source
+        self.region = region
+        self.destination = destination
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """Begin to copy whole blocks.  Copies end in the order in which they began."""
+        raise NotImplementedError
 
-    def checksum(self, side: str, blocks: Sequence[int]) -> int:
-        """Return a checksum of the bytes and their places in these blocks of `"source"` or `"destination"`."""
+    def into(self, region: torch.Tensor, layout: KvLayout) -> "Link":
+        """Return a link from the same memory into `region`, which works until this one is closed."""
+        raise NotImplementedError
+
+    def delivered(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bool:
+        """Return True if these blocks of ours have the bytes of the peer's, which are read a second time."""
+        packed = packed_layout(self.destination, len(source_blocks))
+        read = torch.empty(packed.region_bytes, dtype=torch.uint8, device=self.region.device)
+        if read.is_cuda:
+            torch.cuda.synchronize(read.device)  # the copy may run on another stream than what had this memory before
+        self.into(read, packed).begin(source_blocks, range(len(source_blocks)))()
+        places = torch.tensor(destination_blocks, device=read.device)
+        pairs = paired_views(self.region, self.destination, read, packed)
+        return all(torch.equal(ours[:, places], theirs) for ours, theirs in pairs)
 
     def close(self) -> None:
         """Unmap the peer's memory."""
@@ -166,7 +181,8 @@ class Puller:
             flight.land(0)  # also when cancelled: after the pull nothing writes to the destination's blocks
         if self._checksum:
             for source, destination in _pieces(source_blocks, destination_blocks, self._piece_blocks):
-                self._verify(source, destination)
+                if not self._link.delivered(source, destination):
+                    raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived corrupted")
         return Pulled(len(source_blocks), len(source_blocks) * block_bytes, flight.copy_s, paced_s)
 
     def close(self) -> None:
@@ -196,11 +212,6 @@ class Puller:
         if len(set(destination_blocks)) != len(destination_blocks):
             raise TransportFailed(name, "a destination block is named twice")
 
-    def _verify(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        ours, theirs = self._link.checksum("destination", destination), self._link.checksum("source", source)
-        if ours != theirs:
-            raise ChecksumMismatch(type(self._link).__name__, f"{len(source)} blocks arrived corrupted")
-
 
 class _Pieces:
     """Pieces of one pull under way.  `copy_s`: time spent beginning them and waiting for them."""
@@ -228,16 +239,6 @@ def require_fit(transport: str, source: KvLayout, destination: KvLayout) -> None
     """Raise TransportFailed unless both sides have blocks of the same shape."""
     if not source.fits(destination):
         raise TransportFailed(transport, f"blocks differ: {source} there, {destination} here")
-
-
-def checksum_of(views: Sequence[torch.Tensor], blocks: torch.Tensor) -> int:
-    """Return the sum, mod 2**64, of the blocks' words, each weighted by its place (views: `layout.paired_views`)."""
-    total = 0
-    for view in views:
-        words = view.index_select(1, blocks).to(torch.int64).flatten()
-        places = torch.arange(words.numel(), device=words.device, dtype=torch.int64)
-        total = (total * 31 + int((words * (places * 0x9E3779B97F4A7C1 + 1)).sum())) % 2**64
-    return total
 
 
 def _pieces(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import CopyRules
@@ -18,7 +19,9 @@ from tests.patience import PATIENCE_S
 class StuckLink(Link):
     """A link whose memory the driver does not unmap."""
 
-    source = destination = KvLayout(4, 8, 8, (0,), 32)
+    def __init__(self) -> None:
+        layout = KvLayout(4, 8, 8, (0,), 32)
+        super().__init__(layout, torch.empty(0), layout)
 
     def close(self) -> None:
         raise TransportFailed("cuda", "cudaIpcCloseMemHandle: invalid argument (1)")

@@ -67,6 +67,8 @@ def test_a_pull_sees_the_sibling_s_latest_writes(sibling: Sibling) -> None:
 class _Garbler(shared_memory.SharedMemoryLink):
     """A link that gets one byte wrong."""
 
+    spoilt: int
+
     def begin(self, source_blocks: object, destination_blocks: object) -> Wait:
         landed = super().begin(source_blocks, destination_blocks)  # type: ignore[arg-type]
         self.region.view(torch.uint8)[self.spoilt] ^= 1
