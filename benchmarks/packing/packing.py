@@ -30,7 +30,7 @@ LOADS = {
 }
 PAPER_LOADS = tuple(LOADS)
 BASELINES = ("best-fit", "worst-fit", "load-balance")
-MELLS = ("mell-literal", "mell", "mell-plus")
+MELLS = ("mell", "mell-plus")
 
 
 def main() -> None:
@@ -156,11 +156,7 @@ BOTH = rows(("13B", "7B"), PAPER_LOADS)
 TABLES = {
     "paper": Table(BOTH, (*BASELINES, *MELLS), ratio_and_moves),
     "claims": Claims(BOTH, (*BASELINES, *MELLS), str),
-    "batching": Table(
-        BOTH,
-        ("mell-literal", "mell-literal-unbatched", "mell", "mell-unbatched"),
-        moves,
-    ),
+    "batching": Table(BOTH, ("mell", "mell-unbatched"), moves),
 }
 
 
@@ -181,14 +177,11 @@ def plot(folder: pathlib.Path, results: dict[Cell, Result], seeds: Sequence[int]
     }
     paths = draw_groups(folder, groups)
     pairs = {
-        LOADS[load].partition(", ")[2]: {
-            policy: (reports(load, policy), reports(load, f"{policy}-unbatched"))
-            for policy in ("mell-literal", "mell")
-            if reports(load, f"{policy}-unbatched")
-        }
+        LOADS[load].partition(", ")[2]: {"mell": (reports(load, "mell"), unbatched)}
         for load in ("lmsys-0.5", "lmsys-0.8")
+        if (unbatched := reports(load, "mell-unbatched"))
     }
-    if all(pairs.values()):
+    if len(pairs) == 2:
         paths += draw_batching(folder, pairs)
     samples = {}
     for policy in chosen:

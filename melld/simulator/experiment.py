@@ -27,8 +27,6 @@ from melld.simulator.workload import Workload
 ALL_POLICIES: Policies = {
     **POLICIES,
     "mell-unbatched": partial(Mell, settings=MellSettings(batching=False)),
-    "mell-literal": partial(Mell, settings=MellSettings(literal=True)),
-    "mell-literal-unbatched": partial(Mell, settings=MellSettings(literal=True, batching=False)),
 }
 
 

@@ -7,8 +7,8 @@ Owns the choice among bins and the evictions that it needs.  MELL, section VI, F
          class, else a new bin
     L    a new bin; then an S or M that fits is brought to it
 
-In the literal mode (`MellSettings.literal`: the paper's text as printed) T looks at L-bins only.  With a bounded number
-of workers, any bin with room is the last resort.
+The paper's text as printed has T look at L-bins only.  With a bounded number of workers, any bin with room is the last
+resort.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ def allocate(plan: MellPlan, item: Item, reason: Reason, avoid: Bin | None = Non
     plan.place(item, bin_, reason)
     if source is not None:
         plan.note_hole(source, klass)
-    if klass is L or (klass is not T and not plan.settings.literal):
+    if klass is not T:
         plan.note_hole(bin_, klass)  # it may need a partner, or T now that it is complete
     return True
 
@@ -118,8 +118,7 @@ def _choose(plan: MellPlan, item: Item, reason: Reason, avoid: Bin | None) -> Bi
 
 
 def _choose_for_t(plan: MellPlan, item: Item, avoid: Bin | None) -> Bin | None:
-    classes = (L,) if plan.settings.literal else (L, M, S)
-    upper = chain.from_iterable(_roomiest(plan, klass, item, avoid) for klass in classes)
+    upper = chain.from_iterable(_roomiest(plan, klass, item, avoid) for klass in (L, M, S))
     if (found := best(plan, (bin_ for bin_ in upper if not bin_.is_open), item.bin)) is not None:
         return found
     if (hole := _hole(plan, item, T, avoid)) is not None:
@@ -127,8 +126,6 @@ def _choose_for_t(plan: MellPlan, item: Item, avoid: Bin | None) -> Bin | None:
     latest = plan.book.latest(T, besides=avoid)
     if latest is not None and plan.takes(latest, item):
         return latest
-    if plan.settings.literal:
-        return None
     rest = chain.from_iterable(_roomiest(plan, klass, item, avoid) for klass in (T, S, M))
     return next(rest, None)
 
@@ -148,23 +145,18 @@ def _choose_for_s_or_m(plan: MellPlan, item: Item, avoid: Bin | None) -> Bin | N
 
 
 def _unfinished(plan: MellPlan, klass: SizeClass, avoid: Bin | None) -> list[Bin]:
-    """Return the bins that need one more of the class: all open bins of the proof; literal mode: the latest."""
-    if not plan.settings.literal:
-        unfinished = (bin_ for bin_ in plan.book.open[klass] if bin_ is not avoid)
-        return sorted(unfinished, key=lambda bin_: (-bin_.weight_sixths, -bin_.order))
-    latest = plan.book.latest(klass, besides=avoid)
-    return [latest] if latest is not None and latest.is_open else []
+    """Return the bins that need one more of the class: all open bins of the proof."""
+    unfinished = (bin_ for bin_ in plan.book.open[klass] if bin_ is not avoid)
+    return sorted(unfinished, key=lambda bin_: (-bin_.weight_sixths, -bin_.order))
 
 
 def _hole(plan: MellPlan, item: Item, klass: SizeClass, avoid: Bin | None) -> Bin | None:
     """Return a bin that waits for a refill of this class, so that it takes the arrival instead (batching).
 
-    In the literal mode this cancels the refill; else the hole is still settled later: the arrival may not fill it.
+    The hole is still settled later: the arrival may not fill it.
     """
     for bin_, wanted in plan.holes:
         if wanted is klass and bin_ is not avoid and bin_.items and bin_.klass is klass and plan.takes(bin_, item):
-            if plan.settings.literal:
-                del plan.holes[bin_, wanted]
             return bin_
     return None
 

@@ -67,7 +67,6 @@ class Bin(msgspec.Struct, eq=False):
     planned_bytes: int = 0
     planned_count: int = 0
     order: int = 0
-    lives: int = 0  # how often it was emptied: holes noted before that no longer count
     klass: SizeClass = TINY  # the class of an empty bin
     large: Item | None = None
     has_partner: bool = False  # an S or M beside the L

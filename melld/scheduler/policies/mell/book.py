@@ -104,7 +104,6 @@ class BinBook:
         bin_ = item.bin
         assert bin_ is not None
         del bin_.items[item]
-        bin_.lives += not bin_.items
         item.bin = None
         self._close(item, bin_)
         self.touch(bin_)

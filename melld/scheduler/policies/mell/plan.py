@@ -18,10 +18,9 @@ from melld.scheduler.state import Duty, Request
 
 
 class MellSettings(msgspec.Struct, frozen=True):
-    """`literal`: follow the paper's text as printed, for comparison.  `batching`: moves wait for the epoch."""
+    """`batching`: moves wait for the epoch."""
 
     batching: bool = True
-    literal: bool = False
 
 
 class HeldMove(msgspec.Struct):
@@ -42,7 +41,7 @@ class MellPlan:
         self.settings = settings
         self.book = BinBook(cluster)
         self.held: dict[Request, HeldMove] = {}
-        self.holes: dict[tuple[Bin, SizeClass], int] = {}
+        self.holes: dict[tuple[Bin, SizeClass], None] = {}
         self.instant = cluster.settings.instant_moves
         self.may_evict = True
         self.items_moved = 0
@@ -75,7 +74,7 @@ class MellPlan:
     def note_hole(self, bin_: Bin, klass: SizeClass) -> None:
         """Note that an item of the class has left the bin; the rules are applied to it now or at the epoch."""
         if bin_.items:
-            self.holes[bin_, klass] = bin_.lives
+            self.holes[bin_, klass] = None
 
     # ---- deciding
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from melld.ids import RequestId
 from melld.scheduler.cluster import Cluster
-from melld.scheduler.policies.mell import allocate, pull, settle, update
+from melld.scheduler.policies.mell import allocate, settle, update
 from melld.scheduler.policies.mell.bins import Bin, Item, class_of_single
 from melld.scheduler.policies.mell.classes import Limits, SizeClass, T
 from melld.scheduler.policies.mell.plan import MellPlan, MellSettings
@@ -178,7 +178,7 @@ class Mell(Policy):
     def _judge_overloads(self) -> None:
         """Shed items from every overloaded bin; bins that stay overloaded are tried again at each epoch."""
         for bin_ in list(self._overloaded):
-            update.overloaded(self.plan, bin_)
+            update.shed(self.plan, bin_)
             if update.overload_bytes(self.plan, bin_) <= 0:
                 del self._overloaded[bin_]
 
@@ -192,12 +192,8 @@ class Mell(Policy):
         while plan.holes and budget:
             budget -= 1
             bin_, klass = next(iter(plan.holes))
-            lives = plan.holes.pop((bin_, klass))
-            if self.settings.literal:
-                if lives == bin_.lives:
-                    pull.refill(plan, bin_, klass)
-            else:
-                settle.settle(plan, bin_)
+            del plan.holes[bin_, klass]
+            settle.settle(plan, bin_)
         # With moves in flight, full slots or too few workers, two bins can pass an item back and forth: the next
         # operation continues from there.
         assert not plan.holes or not self._is_promised(), "settling does not end"
@@ -210,4 +206,4 @@ class Mell(Policy):
         alike = all(w.capacity_bytes == largest_bytes and w.count < w.slots and not w.shared_bytes for w in active)
         enough = cluster.sleeping(largest_bytes) is not None and not cluster.draining and not len(cluster.waiting)
         free = not any(request.pinned for request in cluster.requests.values())
-        return self.plan.instant and not self.settings.literal and alike and enough and free
+        return self.plan.instant and alike and enough and free

@@ -1,15 +1,14 @@
 """Moves that bring an item from another bin to refill what a departure has emptied.
 
-Owns the choice of the source and of the item, and `refill`: the paper's Depart as printed, for the literal mode
-(`settle` has the corrected rules).  MELL, section VI, Fig. 10 (b).
+Owns the choice of the source and of the item; `settle` has the rules.  MELL, section VI, Fig. 10 (b).
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from melld.scheduler.policies.mell.allocate import CANDIDATES, allocate, best, evict_for
+from melld.scheduler.policies.mell.allocate import CANDIDATES, best, evict_for
 from melld.scheduler.policies.mell.bins import Bin, Item
-from melld.scheduler.policies.mell.classes import L, M, S, SizeClass, T
+from melld.scheduler.policies.mell.classes import M, S, SizeClass, T
 from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.reasons import Reason
 
@@ -45,11 +44,10 @@ def bring_partner(plan: MellPlan, bin_: Bin) -> bool:
 def _partners(plan: MellPlan, room_bytes: int) -> Iterator[list[Bin]]:
     """Yield S- and M-bins with an S or M of at most `room_bytes`; only the unfinished ones if there are any."""
     book = plan.book
-    if not plan.settings.literal:
-        unfinished = [b for klass in (S, M) for b in book.open[klass] if _has_within(b, room_bytes)]
-        if unfinished:
-            yield unfinished
-            return
+    unfinished = [b for klass in (S, M) for b in book.open[klass] if _has_within(b, room_bytes)]
+    if unfinished:
+        yield unfinished
+        return
     latest = [next(book.by_order[klass].downwards(), None) for klass in (S, M)]
     yield [bin_ for bin_ in latest if bin_ is not None and _has_within(bin_, room_bytes)]
     yield list(islice(book.by_smallest.downwards(room_bytes), CANDIDATES))
@@ -68,38 +66,7 @@ def t_source(plan: MellPlan, bin_: Bin) -> Bin | None:
     """Return the T-bin that gives T to others: the one that is not filled, else the latest; never `bin_` itself."""
     book = plan.book
     book.settle_orders()
-    if not plan.settings.literal:
-        for source in book.open[T]:
-            if source is not bin_:
-                return source
+    for source in book.open[T]:
+        if source is not bin_:
+            return source
     return book.latest(T, besides=bin_)
-
-
-def refill(plan: MellPlan, bin_: Bin, klass: SizeClass) -> None:
-    """Refill the bin after an item of the class has left (or L has arrived), as the text says."""
-    book = plan.book
-    book.settle_orders()
-    if not bin_.items or bin_.klass == 0:
-        return
-    if bin_.large is not None:
-        _refill_beside_large(plan, bin_, klass)
-    elif klass is L:
-        for item in stranded(bin_):
-            allocate(plan, item, Reason.LARGE_LEFT, avoid=bin_)
-    else:
-        latest = book.latest(klass)
-        if latest is not None and latest is not bin_:
-            pull(plan, bin_, latest, (klass,), book.free_bytes(bin_) + bin_.t_bytes * (klass is not T))
-        if klass is not T and bin_.klass is T:
-            for item in stranded(bin_):
-                allocate(plan, item, Reason.STRANDED, avoid=bin_)
-
-
-def _refill_beside_large(plan: MellPlan, bin_: Bin, klass: SizeClass) -> None:
-    if klass is not T:
-        if not bin_.has_partner:
-            bring_partner(plan, bin_)
-        return
-    latest = plan.book.latest(T)
-    if latest is not None:
-        pull(plan, bin_, latest, (T,), plan.book.free_bytes(bin_))

@@ -1,15 +1,12 @@
 """A moving request counts on two workers, so what happens to it changes the room on both."""
 
-import pytest
-
 from melld.scheduler import events as e
 from tests.scheduler.driving import arrive, finish, moved, placed, scheduler_with
 
 
-@pytest.mark.parametrize("policy", ["mell-unbatched", "mell-literal-unbatched"])
-def test_the_end_of_a_moving_request_frees_room_at_its_source(policy: str) -> None:
+def test_the_end_of_a_moving_request_frees_room_at_its_source() -> None:
     """No request waits beside room: a worker's room is known again once the leaving request has ended."""
-    scheduler = scheduler_with(workers=2, policy=policy)
+    scheduler = scheduler_with(workers=2, policy="mell-unbatched")
     arrive(scheduler, "group", 1)
     arrive(scheduler, "s", 251)
     assert moved(arrive(scheduler, "l", 501)) == {"s": "w0"}

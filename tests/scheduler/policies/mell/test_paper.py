@@ -1,55 +1,39 @@
-"""Where the paper's text fails, MELL as printed fails and the corrected version does not."""
+"""Where the paper's text fails, the corrected version does not."""
 
 from fractions import Fraction
-
-import pytest
 
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, WEIGHT_SIXTHS, L, Limits, M, S, T
 from melld.scheduler.policies.mell.plan import MellSettings
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 
 MENDED = MellSettings(batching=False)
-PRINTED = MellSettings(batching=False, literal=True)
 QUARTER, HALF = CAPACITY // 4, CAPACITY // 2
 
 
-def quarters_then_halves(settings: MellSettings, pairs: int) -> Packing:
-    """Return 2n requests of C/4, then n of just over C/2: n workers would do."""
-    packing = Packing(settings)
-    packing.arrive(*[QUARTER] * (2 * pairs), *[HALF + 1] * pairs)
-    return packing
+def test_t_moves_to_l() -> None:
+    """2n requests of C/4, then n of just over C/2: the rules fill L-bins from T-bins, which property 5 needs.
 
-
-def test_as_printed_t_never_moves_to_l() -> None:
-    """Property 5 as printed fails: 2n of C/4 and n of just over C/2 take 1.5 times the optimum."""
-    packing = quarters_then_halves(PRINTED, 8)
-    assert len(packing.bins()) == 12
-    with pytest.raises(AssertionError, match=r"\(5\)"):
-        packing.check_theorem()
-
-
-def test_corrected_t_moves_to_l() -> None:
-    """The corrected rules fill L-bins from T-bins: the same requests fit on as few workers as their classes allow."""
-    packing = quarters_then_halves(MENDED, 8)
+    As printed T never moves to L, and the same requests take 1.5 times the optimum.
+    """
+    packing = Packing(MENDED)
+    packing.arrive(*[QUARTER] * 16, *[HALF + 1] * 8)
     packing.check_theorem()
     # C/4 + C/4 + (C/2 + 1) is one byte too much, so a worker holds one L and one T: 8 bins, and 8 T left in 2.
     assert len(packing.bins()) == 10
 
 
 def test_the_bound_of_the_quarters_holds_when_they_fit() -> None:
-    """With one byte less per quarter the optimum is n, and the corrected rules stay within 4/3 of it and a constant."""
-    for settings, workers in ((PRINTED, 12), (MENDED, 8)):
-        packing = Packing(settings)
-        packing.arrive(*[QUARTER - 1] * 16, *[HALF + 1] * 8)
-        assert len(packing.bins()) == workers
+    """With one byte less per quarter the optimum is n, and the rules stay within 4/3 of it and a constant."""
+    packing = Packing(MENDED)
+    packing.arrive(*[QUARTER - 1] * 16, *[HALF + 1] * 8)
+    assert len(packing.bins()) == 8
 
 
-def test_as_printed_t_never_goes_to_an_m_worker() -> None:
-    """Allocate T as printed looks at L only, so a T opens a worker beside pairs of M with room for it."""
-    for settings, workers in ((PRINTED, 2), (MENDED, 1)):
-        packing = Packing(settings)
-        packing.arrive(CAPACITY // 3 + 1, CAPACITY // 3 + 1, CAPACITY // 8 + 1)
-        assert len(packing.bins()) == workers
+def test_t_goes_to_an_m_worker() -> None:
+    """Allocate T as printed looks at L only, so a T would open a worker beside pairs of M with room for it."""
+    packing = Packing(MENDED)
+    packing.arrive(CAPACITY // 3 + 1, CAPACITY // 3 + 1, CAPACITY // 8 + 1)
+    assert len(packing.bins()) == 1
 
 
 def test_two_m_leave_room_for_two_t() -> None:
@@ -68,25 +52,19 @@ def test_an_l_can_hold_three_t() -> None:
 
 def test_an_m_that_becomes_l_without_overload_gets_a_partner() -> None:
     """As printed nobody refills it, so an L stays alone beside an M-worker whose M would fit: property 4 fails."""
-    for settings, bins in ((PRINTED, [[1200, 801], [1201]]), (MENDED, [[1200], [1201, 801]])):
-        packing = Packing(settings)
-        *_, growing = packing.arrive(CAPACITY // 3 + 1, HALF, CAPACITY // 3 + 1)
-        packing.grow({growing: HALF + 1})
-        assert packing.bins() == bins
-        if settings.literal:
-            with pytest.raises(AssertionError, match=r"\(4\)"):
-                packing.check_theorem()
-        else:
-            packing.check_theorem()
+    packing = Packing(MENDED)
+    *_, growing = packing.arrive(CAPACITY // 3 + 1, HALF, CAPACITY // 3 + 1)
+    packing.grow({growing: HALF + 1})
+    assert packing.bins() == [[1200], [1201, 801]]
+    packing.check_theorem()
 
 
-def test_as_printed_a_lone_request_moves_when_its_class_changes() -> None:
-    """T/S to S/M as printed is a departure and an arrival, so a request that could stay is moved."""
-    for settings, moves in ((PRINTED, 1), (MENDED, 0)):
-        packing = Packing(settings)
-        (alone,) = packing.arrive(QUARTER)
-        packing.grow({alone: QUARTER + 1})
-        assert len(packing.moves) == moves
+def test_a_lone_request_stays_when_its_class_changes() -> None:
+    """T/S to S/M as printed is a departure and an arrival, which would move a request that could stay."""
+    packing = Packing(MENDED)
+    (alone,) = packing.arrive(QUARTER)
+    packing.grow({alone: QUARTER + 1})
+    assert not packing.moves
 
 
 def weigh(*sizes: Fraction) -> Fraction:
