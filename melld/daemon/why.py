@@ -5,16 +5,15 @@ from collections.abc import Callable
 from melld.control import status
 from melld.control.status import LinkStatus, MoveStatus, MovingState
 from melld.daemon.history import History
-from melld.decisions.records import Record
-from melld.decisions.stories import Stories
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.place import Place
-from melld.ids import RequestId, WorkerId
+from melld.ids import WorkerId
+from melld.migrate.wish import Wish
 from melld.scheduler.policies.mell.classes import Limits, T
 from melld.scheduler.roles import Role
 from melld.scheduler.scheduler import Scheduler
-from melld.scheduler.state import Duty, RequestState, Worker
+from melld.scheduler.state import Duty, Worker
 from melld.scheduler.view import ClusterView
 
 UNLOADED = (status.WorkerState.DOZING, status.WorkerState.STOPPING, status.WorkerState.STOPPED)
@@ -30,7 +29,6 @@ class Explainer:
         scheduler: Scheduler,
         driver: Driver,
         history: History,
-        stories: Stories,
         idle: IdleWorkers,
         clock: Callable[[], float],
     ) -> None:
@@ -38,7 +36,6 @@ class Explainer:
         self._policy = scheduler.policy
         self._driver = driver
         self._history = history
-        self._stories = stories
         self._idle_workers = idle
         self._clock = clock
 
@@ -120,25 +117,22 @@ class Explainer:
 
     def moves(self) -> tuple[MoveStatus, ...]:
         """Return the unfinished moves, in the order of their decisions."""
-        moving = [request for request in self._cluster.requests.values() if request.state is RequestState.MOVING]
-        moving.sort(key=lambda request: request.moved_s)
-        decided = [(self._stories.move_of(request.id), request.kv_bytes) for request in moving]
-        return tuple(self._move(move, kv_bytes) for move, kv_bytes in decided if move is not None)
+        return tuple(map(self._move, self._driver.wanted.unfinished()))
 
-    def _move(self, decided: Record, kv_bytes: int) -> MoveStatus:
-        request = RequestId(decided["request"])
-        waits = self._driver.wanted.why_deferred(request)
-        migration = self._driver.migration_of(request)
+    def _move(self, wish: Wish) -> MoveStatus:
+        waits = self._driver.wanted.why_deferred(wish.request)
+        migration = self._driver.migration_of(wish.request)
+        known = self._cluster.requests.get(wish.request)
         return MoveStatus(
-            request=request,
-            source=decided["source"],
-            destination=decided["destination"],
+            request=wish.request,
+            source=wish.source,
+            destination=wish.destination,
             state=MovingState.DEFERRED if waits else MovingState.RUNNING,
             via=None if waits or migration is None else str(migration.via),
-            kv_bytes=kv_bytes,
-            cause=decided["cause"],
+            kv_bytes=known.kv_bytes if known is not None else wish.kv_bytes,
+            cause=wish.reason,
             deferred_because=waits,
-            age_s=round(max(self._clock() - decided["at"], 0.0), 3),
+            age_s=round(self._clock() - wish.since_s, 3),
         )
 
     def links(self) -> tuple[LinkStatus, ...]:

@@ -177,7 +177,7 @@ def make_model(
         idle=idle,
         history=history,
         stories=stories,
-        why=Explainer(scheduler, driver, history, stories, idle, clock),
+        why=Explainer(scheduler, driver, history, idle, clock),
         decisions=decisions,
     )
 

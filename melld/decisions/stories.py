@@ -134,11 +134,6 @@ class Stories:
         while len(self._ended) > self._kept:
             self._ended.popitem(last=False)
 
-    def move_of(self, request: RequestId) -> Record | None:
-        """Return the decision to move the request while that move is under way, else None."""
-        story = self._live.get(request)
-        return story.move if story is not None else None
-
     def take(self, records: Sequence[Record]) -> None:
         """Add the records of one event."""
         event = ""

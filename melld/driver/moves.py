@@ -85,6 +85,7 @@ class WantedMoves:
             via=Via.KV if after_first_token else via,
             asked=asked is not None,
             after_first_token=after_first_token,
+            reason=command.reason,
             cause=command.cause,
         )
         self._measure(wish)
@@ -139,6 +140,11 @@ class WantedMoves:
         return has_begun or event.request in self.planner.waiting
 
     # -- for status and operators ------------------------------------------------------------------------------------
+
+    def unfinished(self) -> list[Wish]:
+        """Return the moves that wait or are under way, in the order of their decisions."""
+        begun = [move.wish for move in self._executor.moves.values() if move.migration.outcome is None]
+        return sorted((*begun, *self.planner.waiting.values()), key=lambda wish: wish.since_s)
 
     def why_deferred(self, request: RequestId) -> str:
         """Say why the request's move has not started; empty if it has, or if there is none."""

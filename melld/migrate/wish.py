@@ -41,7 +41,7 @@ class Wish(msgspec.Struct, kw_only=True, eq=False):
 
     `via`: the only way that it may go; None: by KV where possible.  `asked`: by an operator, who waits for it.
     `after_first_token`: follow the prompt as it is computed, by KV, and hand over after its first token.
-    `cause`: the event on which it was decided.
+    `reason`, `cause`: why, and the event on which it was decided.
 
     `ways`: those that its request, link and destination allow now; it waits while there are none.
     It has waited since `since_s`, for `epochs` epochs, because of `waits_for`.
@@ -59,6 +59,7 @@ class Wish(msgspec.Struct, kw_only=True, eq=False):
     via: Via | None = None
     asked: bool = False
     after_first_token: bool = False
+    reason: str = ""
     cause: EventId = NO_EVENT
     ways: tuple[Via, ...] = BOTH
     since_s: float = 0.0

@@ -13,7 +13,7 @@ def test_freeness_and_promised_bytes() -> None:
     scheduler = scheduler_with(3, "mell-plus")
     lay_out(scheduler, {"a": 350, "b": 250}, {"c": 500}, growth_bytes_s=10.0)
     nothing: Any = SimpleNamespace()
-    told = Explainer(scheduler, nothing, nothing, nothing, nothing, lambda: 0.0)
+    told = Explainer(scheduler, nothing, nothing, nothing, lambda: 0.0)
     assert [told.freeness_s(WorkerId(name)) for name in ("w0", "w1", "w2", "none")] == [20.0, 50.0, None, None]
     scheduler.cluster.promise(scheduler.cluster.workers[WorkerId("w0")], 300)
     assert told.freeness_s(WorkerId("w0")) == 5.0

@@ -61,7 +61,7 @@ class Watched:
         self.drains = daemon.driver.drains
         history = History(daemon.scheduler, daemon.clock)
         idle = IdleWorkers(daemon.fleet, daemon.scheduler.cluster, IdleSettings(None, None), daemon.clock)
-        why = Explainer(daemon.scheduler, daemon.driver, history, Stories(10), idle, daemon.clock)
+        why = Explainer(daemon.scheduler, daemon.driver, history, idle, daemon.clock)
         identity = Identity(pid=1, policy="most-free", url="", started_s=0.0)
         parts = ModelParts(
             config=Config(model=ModelConfig(path="m", name="demo")),
