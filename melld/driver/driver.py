@@ -88,7 +88,6 @@ class Driver:
         self._handling: EventId | None = None
         self._told = NO_EVENT
         self._told_s = 0.0
-        self._asked: dict[str, Asked] = {}
         self._scheduler = scheduler
         self._cluster: ClusterView = scheduler.cluster
         self.executor = executor
@@ -202,12 +201,11 @@ class Driver:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
             return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
         self.executor.check_link(request, destination, Via.KV if after_first_token else via)
-        self._asked[request] = asked = Asked(via, after_first_token, asyncio.get_running_loop().create_future())
-        try:
-            self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
-        finally:
-            del self._asked[request]
+        asked = Asked(via, after_first_token, asyncio.get_running_loop().create_future())
+        self.wanted.asked[request] = asked
+        self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
         if self.wanted.way_of(request) is None and not asked.begins.done():
+            del self.wanted.asked[request]
             raise NoRoomAsked(request, destination)
         return await self.executor.report(await asked.begins)
 
@@ -268,4 +266,4 @@ class Driver:
             case events.RetireWorker():
                 self._fleet.supervisor.sleep(command.worker)
             case events.MoveRequest():
-                self.wanted.want(command, self._asked.get(command.request), is_epoch)
+                self.wanted.want(command, is_epoch)

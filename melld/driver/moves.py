@@ -62,7 +62,7 @@ class WantedMoves:
         self._executor = executor
         self._clock = clock
         self._tell = tell
-        self._asked: dict[RequestId, Asked] = {}  # by operators, of waiting moves
+        self.asked: dict[RequestId, Asked] = {}  # by operators, of moves that are decided now or wait
         self._without_kv: set[RequestId] = set()
         self._assumed = planner.boundaries
         self._machines: Mapping[WorkerId, str] = {}
@@ -71,9 +71,9 @@ class WantedMoves:
 
     # -- called by the driver ----------------------------------------------------------------------------------------
 
-    def want(self, command: events.MoveRequest, asked: Asked | None, is_epoch: bool) -> None:
+    def want(self, command: events.MoveRequest, is_epoch: bool) -> None:
         """Accept a move from the scheduler: it starts at once, with the current epoch, or later."""
-        request = command.request
+        request, asked = command.request, self.asked.get(command.request)
         after_first_token = command.after_first_token if asked is None else asked.after_first_token
         via = asked.via if asked is not None else None
         wish = Wish(
@@ -89,8 +89,6 @@ class WantedMoves:
             cause=command.cause,
         )
         self._measure(wish)
-        if asked is not None:
-            self._asked[request] = asked
         self.planner.ask(wish, self._clock())
         if not is_epoch:
             self.planner.respect(self.boundaries())
@@ -217,7 +215,7 @@ class WantedMoves:
                 self.planner.ended(wish.request)
                 self._cancel(wish, str(error))
             return
-        if (asked := self._asked.pop(wish.request, None)) is not None and not asked.begins.done():
+        if (asked := self.asked.pop(wish.request, None)) is not None and not asked.begins.done():
             asked.begins.set_result(move)
 
     def _paces(self, wish: Wish) -> dict[Via, MovePace]:
@@ -237,5 +235,5 @@ class WantedMoves:
 
     def _answer(self, request: RequestId, why: str) -> None:
         """Tell the operator, if one waits, that the move was cancelled."""
-        if (asked := self._asked.pop(request, None)) is not None and not asked.begins.done():
+        if (asked := self.asked.pop(request, None)) is not None and not asked.begins.done():
             asked.begins.set_exception(MoveCancelled(request, why))

@@ -380,7 +380,7 @@ class VirtualDaemon:
         if executor._gaps.keys() - self.fleet.live.keys():
             yield f"a first token is waited for of {sorted(executor._gaps)}"
         for kept, known in (
-            (wanted._asked.keys(), wanted.planner.waiting.keys()),
+            (wanted.asked.keys(), wanted.planner.waiting.keys()),
             ({wish.request for wish in wanted.planner._begun if not wish.has_ended}, executor.moves.keys()),
         ):
             if kept - known:
