@@ -121,7 +121,7 @@ def inject(directory: Path) -> None:
     from vllm.v1.engine.core import EngineCore
 
     from melld.engine.worker import links
-    from melld.engine.worker.descriptions import Descriptions
+    from melld.engine.worker.leavers import Leavers
     from melld.engine.worker.main import EngineLoop
     from melld.engine.worker.migration import Moves
     from melld.engine.worker.residency.arrival import Arrivals
@@ -157,12 +157,12 @@ def inject(directory: Path) -> None:
     _wrap(EngineLoop, "__init__", before=started)
     _wrap(Writer, "say", before=said)
     _wrap(EngineLoop, "_abort", before=lambda _, abort: reach("suspending") if abort.may_return else None)
-    _wrap(Descriptions, "_look_again", before=lambda *_, **__: reach("following"))
-    _wrap(Moves, "_freeze", before=lambda *_: reach("freezing"))
-    _wrap(Moves, "_release", before=lambda *_: reach("releasing"))
-    _wrap(Moves, "_thaw", before=lambda *_: reach("thawing"))
+    _wrap(Leavers, "_follow", before=lambda *_, **__: reach("following"))
+    _wrap(Leavers, "_freeze", before=lambda *_: reach("freezing"))
+    _wrap(Leavers, "_release", before=lambda *_: reach("releasing"))
+    _wrap(Leavers, "_thaw", before=lambda *_: reach("thawing"))
     _wrap(Moves, "_cancel", before=lambda *_: reach("cancelling"))
-    _wrap(Moves, "after_report", after=lambda _: reach("step"))
+    _wrap(Leavers, "after_report", after=lambda _: reach("step"))
     if AHEAD in os.environ:
         _wrap(EngineCore, "__init__", before=lambda _, config, *_a, **_n: schedule_asynchronously(config))
     for step in ("step", "step_with_batch_queue"):

@@ -1,21 +1,20 @@
 """A worker's part in migrations: it carries out each command of `wire/migration` and answers it once.
 
-Owns this worker's reservations, the copies under way, and requests that are settling.  For the engine thread,
-between two steps.  Never decides: the daemon does; never touches vLLM: `engine/residency` does.
+Owns the order of the commands, the destination's side of migrations, and the copies under way; `leavers` has the
+source's.  For the engine thread, between two steps.  Never decides: the daemon does; never touches vLLM:
+`engine/residency` does.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from melld.engine.worker.descriptions import Descriptions
+from melld.engine.worker.leavers import Leavers
 from melld.engine.worker.links import Links
-from melld.engine.worker.migration_book import Attaching, Book, CommandOrder, Expected, Job, names_of
-from melld.engine.worker.residency.residency import Residency, Stillness
+from melld.engine.worker.migration_book import Attaching, Book, CommandOrder, Expected, Job, names_of, refusal
+from melld.engine.worker.residency.residency import Residency
 from melld.errors import MelldError
 from melld.migrate import messages as say
-from melld.migrate.snapshot import CopyPlan, MoveRefused, NoRoom, Via
+from melld.migrate.snapshot import MoveRefused, NoRoom, Via
 from melld.migrate.transports.copies import CopyDone
 
 if TYPE_CHECKING:
@@ -41,18 +40,14 @@ class Moves:
         self._book = book
         self._answer = answer
         self._order = CommandOrder()
-        self._plans: dict[str, CopyPlan] = {}
         self._jobs: dict[str, Job] = {}
-        self._settling: dict[str, say.MoveCommand] = {}
-        self._descriptions = Descriptions(residency, answer, lambda command: self._freeze(command, Via.KV))
+        self._leavers = Leavers(residency, book, answer)
+        self.after_report = self._leavers.after_report
         self.handlers: dict[type, Callable[[Any], None]] = {
-            say.DescribeRequest: self._descriptions.describe,
+            **self._leavers.handlers,
             Expected: self._expect,
             say.CopyBlocks: self._copy,
-            say.FreezeRequest: lambda command: self._freeze(command, command.via),
             Attaching: self._attach,
-            say.ReleaseRequest: self._release,
-            say.ThawRequest: self._thaw,
             say.CancelReservation: self._cancel,
         }
 
@@ -86,66 +81,21 @@ class Moves:
                 except (MoveRefused, NoRoom) as error:
                     self._refuse(expected.command, error)
 
-    def after_report(self, step_s: float) -> None:
-        """Answer for requests that have settled in this step of `step_s`, once its outputs are on their way."""
-        for request, command in list(self._settling.items()):
-            self._settled(request, command, self._residency.stillness(request))
-        self._descriptions.after_step(step_s, self._refuse)
-
     def forget(self, requests: Sequence[str]) -> None:
         """Drop all state of requests that have left: their blocks are free, and no reply is expected."""
         for request in requests:
             self.warming.pop(request, None)
-            self._plans.pop(request, None)
-            self._settling.pop(request, None)
-            self._descriptions.drop(request)
+            self._leavers.forget(request)
         self._residency.abort(requests)
         for request in requests:
             self._book.left(request)
-
-    # -- the source -------------------------------------------------------------------------------------------------
-
-    def _freeze(self, command: say.FreezeRequest | say.DescribeRequest, via: Via) -> None:
-        stillness = self._residency.freeze(command.request, via)
-        self._settling[command.request] = command
-        self._settled(command.request, command, stillness)
-
-    def _settled(self, request: str, command: say.MoveCommand, stillness: Stillness) -> None:
-        if stillness is Stillness.IN_FLIGHT:
-            return
-        del self._settling[request]
-        if isinstance(command, say.ThawRequest):
-            if stillness is Stillness.SETTLED:
-                self._residency.thaw(request)
-            self._answer(say.RequestThawed(**names_of(command)), ())
-        elif stillness is Stillness.ENDED:
-            self._answer(say.CommandFailed(**names_of(command), reason="it has ended"), ())
-        else:
-            snapshot = self._residency.snapshot(request)
-            self._answer(say.RequestFrozen(**names_of(command)), (msgspec.msgpack.encode(snapshot),))
-
-    def _thaw(self, command: say.ThawRequest) -> None:
-        self._descriptions.drop(command.request)
-        if command.request in self._settling:
-            self._settling[command.request] = command
-            return
-        if command.request in self._residency.frozen:
-            self._residency.thaw(command.request)
-        self._answer(say.RequestThawed(**names_of(command)), ())
-
-    def _release(self, command: say.ReleaseRequest) -> None:
-        if command.request in self._residency.frozen:
-            self._residency.release(command.request)
-            self._book.left(command.request)
-        self._answer(say.RequestReleased(**names_of(command)), ())
 
     # -- the destination --------------------------------------------------------------------------------------------
 
     def _expect(self, expected: Expected) -> None:
         request = expected.command.request
         warm = isinstance(expected.command, say.WarmRequest)
-        if warm and request in self._plans:  # repeated: the computed blocks stay in the prefix cache
-            del self._plans[request]
+        if warm and request in self._residency.expected:  # repeated: the computed blocks stay in the prefix cache
             self._residency.cancel(request)
         tokens = expected.output_token_ids
         if warm and self._residency.warm(expected.core_request, tokens, expected.command.tokens_per_s):
@@ -156,8 +106,7 @@ class Moves:
     def _reserve(self, expected: Expected) -> None:
         command = expected.command
         computed = getattr(command, "computed_tokens", 0)
-        reservation = self._residency.reserve(expected.arrival, command.token_capacity, computed)
-        self._plans[command.request] = CopyPlan(reservation)
+        self._residency.reserve(expected.arrival, command.token_capacity, computed)
         self._answer(say.RoomReserved(**names_of(command)), ())
 
     def _copy(self, command: say.CopyBlocks) -> None:
@@ -183,8 +132,7 @@ class Moves:
     ) -> bool:
         """Start to copy the missing blocks; return False if none is missing."""
         request = command.request
-        plan = self._plans.get(request)
-        copies = self._links.to(command.source)
+        plan, copies = self._residency.plan(request), self._links.to(command.source)
         if plan is None or copies is None:
             raise MelldError(
                 f"no blocks are reserved for {request}" if plan is None else f"no link to {command.source}"
@@ -204,7 +152,7 @@ class Moves:
         job = self._jobs.pop(done.job)
         command = job.command
         self._residency.copy_ended(command.request)
-        plan = self._plans.get(command.request)
+        plan = self._residency.plan(command.request)
         if done.failure is not None:
             self._answer(say.CopyFailed(**names_of(command), reason=done.failure), ())
             return
@@ -227,7 +175,6 @@ class Moves:
     def _enter(self, attaching: Attaching, blocks: int, nbytes: int, copy_s: float) -> None:
         command = attaching.command
         self._residency.attach(attaching.snapshot, command.via)
-        self._plans.pop(command.request, None)
         self._book.came(command.request, command.lease)
         attached = say.RequestAttached(**names_of(command), blocks=blocks, nbytes=nbytes, copy_s=copy_s)
         self._answer(attached, ())
@@ -243,9 +190,3 @@ class Moves:
             self._residency.uncache(command.request)
         self.forget([command.request])
         self._answer(say.ReservationCancelled(**names_of(command)), ())
-
-
-def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
-    """Return the answer that the command was not carried out."""
-    reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
-    return say.CommandFailed(**names_of(command), reason=reason)

@@ -11,7 +11,7 @@ import msgspec
 
 from melld.engine.worker.residency.residency import Arrival
 from melld.migrate import messages as say
-from melld.migrate.snapshot import RequestSnapshot
+from melld.migrate.snapshot import MoveRefused, RequestSnapshot
 
 REMEMBERED = 4096
 """Limit of requests; above it, those with the oldest commands are forgotten."""
@@ -63,6 +63,12 @@ class Book(msgspec.Struct):
 def names_of(command: Any) -> dict[str, Any]:
     """Return the fields that an answer repeats from its command."""
     return {"move": command.move, "number": command.number, "request": command.request, "cause": command.cause}
+
+
+def refusal(command: say.MoveCommand, error: Exception) -> say.CommandFailed:
+    """Return the answer that the command was not carried out."""
+    reason = error.reason.value if isinstance(error, MoveRefused) else str(error)
+    return say.CommandFailed(**names_of(command), reason=reason)
 
 
 class CommandOrder:

@@ -13,8 +13,7 @@ import msgspec
 
 from melld.engine.wire import messages as wire
 from melld.engine.worker.links import Opening
-from melld.engine.worker.migration import refusal
-from melld.engine.worker.migration_book import Attaching, Expected
+from melld.engine.worker.migration_book import Attaching, Expected, refusal
 from melld.engine.worker.reader import Received
 from melld.engine.worker.requests import Admitted, ReadyToResume
 from melld.engine.worker.residency.residency import Arrival, Residency

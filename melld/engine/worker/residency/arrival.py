@@ -15,7 +15,7 @@ import msgspec
 
 from melld.engine.worker.residency.arriving_tables import ArrivingTables
 from melld.engine.worker.residency.runner import Runner
-from melld.migrate.snapshot import MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
+from melld.migrate.snapshot import CopyPlan, MoveRefusal, MoveRefused, NoRoom, RequestSnapshot, Reservation, Via
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -26,6 +26,8 @@ class Arrival(msgspec.Struct):
     """A request built for this engine that its scheduler does not know yet."""
 
     request: Any
+    plan: CopyPlan | None = None
+    """Which of its blocks have been copied, once room is reserved for them."""
     reused_tokens: int = 0
     computed_tokens: int = 0
     """Those that need no room behind a window: reused here, or computed on the source when room was made."""
@@ -128,7 +130,9 @@ class Arrivals:
         arrival.reused_tokens, arrival.token_capacity = reused_tokens, capacity
         arrival.computed_tokens = max(reused_tokens, computed_tokens)
         self.reserved[arrival.request_id] = arrival
-        return self._reservation(arrival)
+        reservation = self._reservation(arrival)
+        arrival.plan = CopyPlan(reservation)
+        return reservation
 
     def grow(self, request_id: str, token_capacity: int) -> Reservation:
         """Grow the reservation to `token_capacity` tokens in total.

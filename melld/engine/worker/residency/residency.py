@@ -33,7 +33,7 @@ from melld.engine.worker.residency.rules import (
 from melld.engine.worker.residency.runner import runner_of
 from melld.engine.worker.residency.states import keeps_state
 from melld.engine.worker.residency.warm import Warmers
-from melld.migrate.snapshot import MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
+from melld.migrate.snapshot import CopyPlan, MoveRefusal, MoveRefused, RequestFacts, Reservation, Via
 from melld.scheduler.steptimes import StepTimes
 
 if TYPE_CHECKING:
@@ -145,6 +145,11 @@ class Residency:
                 elsewhere.append(request_id)
         if elsewhere:
             self._engine.abort_requests(elsewhere)
+
+    def plan(self, request_id: str) -> CopyPlan | None:
+        """Return which blocks of an expected request have been copied; None if it is not expected."""
+        arrival = self._arrivals.reserved.get(request_id)
+        return arrival.plan if arrival is not None else None
 
     def uncache(self, request_id: str) -> None:
         """Remove the request's blocks from the prefix cache: their content is in doubt."""
