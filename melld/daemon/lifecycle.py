@@ -64,7 +64,7 @@ class Daemon:
         supervision = take_supervision(os.environ, os.getpid())
         self._notifier = Notifier(supervision.notify_address)
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self.succession.renewals.close)
+            stack.callback(self.succession.close)
             control = self._open(supervision, stack)
             stack.callback(self._models.close_logs)  # after the last worker has ended, to record that too
             stack.push_async_callback(self._tasks.cancel)
@@ -80,7 +80,7 @@ class Daemon:
             await self._speak_for_service(self.succession.before is None)
             operations = operations_of(self._models.served, self._parts.landlord, self._parts.machines, self)
             operations["reload"] = Operation(Reload, self._on_reload)
-            operations["renew"] = Lasting(Renew, self.succession.renewals.renew)
+            operations["renew"] = Lasting(Renew, self.succession.renew)
             serving = serve_control(operations, self.watch.status, control, listens=self.succession.before is None)
             self.succession.answering = await stack.enter_async_context(serving)
             self._tasks.keep("control socket", Work(self.succession.answering.stay))
@@ -223,7 +223,7 @@ class Daemon:
     async def _drain(self) -> None:
         """Refuse new calls; wait for running ones until the deadline or a second signal; then end them."""
         self._condition.state = DaemonState.DRAINING
-        if not self.succession.renewals.call_off():
+        if not self.succession.call_off():
             self._notifier.send(STOPPING="1", STATUS="draining")
         self.admission.begin_drain()
         if self.admission.in_flight:

@@ -32,6 +32,8 @@ from melld.scheduler.view import ClusterView
 from melld.tasks import Work, vital
 
 LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
+TEXTS_AFTER_S = 1.0
+"""How long after its first load a model's token texts are learned: the calls that wait for it go first."""
 
 
 class ModelNotLoaded(MelldError):
@@ -201,10 +203,14 @@ class ServedModel:
         return {
             "outputs": vital(self.frontend.watch_outputs),
             "failures": Work(self.frontend.fail_requests),
-            "token texts": Work(self.frontend.learn_token_texts),
+            "token texts": Work(self._learn_token_texts),
             "epochs": vital(parts.driver.run),
             "idle workers": Work(parts.idle.run),
         }
+
+    async def _learn_token_texts(self) -> None:
+        await asyncio.sleep(TEXTS_AFTER_S)
+        await self.frontend.learn_token_texts()
 
     def check_queue(self, client: str, priority: int) -> None:
         """Refuse a request that the full queue would send away at once.

@@ -3,7 +3,8 @@
 Owns the list that calls, status and metrics go by, and each model's front end and tasks.  What vLLM refuses in a new
 configuration changes nothing.
 
-    prepare: vLLM reads what is new ──► carry_out: it is let in, what is gone leaves when its calls have ended
+    prepare: what is new is let in, and loads while vLLM ──► carry_out: it can be called, what is gone leaves when
+             tries the rest of its settings; refused, it leaves          its calls have ended
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from melld.daemon.model import ServedModel, Unloaded
 from melld.daemon.sizes import fitted
 from melld.daemon.watch import Condition
 from melld.daemon.wiring import DaemonParts, make_model
+from melld.engine.arguments import engine_arguments
 from melld.errors import ConfigError
 from melld.tasks import Tasks, Work
 
@@ -60,6 +62,8 @@ class Models:
         self._numbers = itertools.count(len(self.served))
         self._leaving: dict[ServedModel, asyncio.Task[None]] = {}
         self._opening: dict[ServedModel, asyncio.Task[None]] = {}
+        self._candidates: dict[str, ServedModel] = {}
+        """Models being loaded that nobody can call yet, by name."""
         self._vllm_metrics: Any = None
         self._can_change = asyncio.Event()
         self._alone = parts.models[0] if len(parts.models) == 1 else None
@@ -94,7 +98,7 @@ class Models:
         """Wake the calls that wait for a loaded model, or have its front end made."""
         if model.is_warm and model.serving is not None:
             model.loaded()
-        elif model.is_warm and model not in self._opening:
+        elif model.is_warm and model in self.served and model not in self._opening:
             self._opening[model] = asyncio.get_running_loop().create_task(self._open_loaded(model))
 
     async def _open_loaded(self, model: ServedModel) -> None:
@@ -142,27 +146,46 @@ class Models:
         return not self._parts.landlord.tenants
 
     async def prepare(self, config: Config) -> dict[str, Prepared]:
-        """Have vLLM read each added or changed model; return them by name.
+        """Have vLLM read each added or changed model, and those load for which there is room; return them by name.
 
         Raises:
-            ConfigError: the models cannot be served.
+            ConfigError: the models cannot be served, and none is loaded.
         """
         await self._can_change.wait()
         config = self._with_those_by_hand(config)
         kept = kept_of(self._configured(), config.models)
         fresh = [model for model, index in zip(config.models, kept, strict=True) if index is None]
-        return await asyncio.to_thread(self._read, config, fresh)
+        read = await asyncio.to_thread(self._read, config, fresh)
+        if not self.is_alone:
+            self._candidates = {model.names[0]: self._make(config, model, read[model.names[0]]) for model in fresh}
+        try:
+            return await asyncio.to_thread(self._rehearse, config, fresh)
+        except BaseException:
+            for model in self._candidates.values():
+                self._remove(model)
+            self._candidates = {}
+            raise
 
-    def _read(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Prepared]:
-        from melld.engine.frontend.rehearsal import prepare
+    def _read(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Any]:
+        """Return vLLM's configuration of each model: how large it is."""
+        from melld.engine.frontend.frontend import vllm_config_of
+        from melld.engine.frontend.rehearsal import told_in_one_line
 
         for model in fresh:
             preflight.check_model(model.path)
         fitted(config, self._parts.gpus)
         if fresh and self.is_alone:
             self._parts.letting.check_adoption(config, self.served[0])
-        kind = kind_of(self._parts.gpus)
-        return {model.names[0]: prepare(config.alone(model), kind) for model in fresh}
+        kind, read = kind_of(self._parts.gpus), {}
+        for alone in map(config.alone, fresh):
+            with told_in_one_line(alone):
+                read[alone.model.names[0]] = vllm_config_of(alone, engine_arguments(alone, kind))
+        return read
+
+    def _rehearse(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Prepared]:
+        from melld.engine.frontend.rehearsal import prepare
+
+        return {model.names[0]: prepare(config.alone(model), kind_of(self._parts.gpus)) for model in fresh}
 
     def carry_out(self, config: Config, prepared: Mapping[str, Prepared]) -> Changes:
         """Serve the configured models, of which new ones are prepared, and those loaded by hand."""
@@ -177,13 +200,15 @@ class Models:
         for model in removed:
             self._remove(model)
         self.served[:] = [
-            self._make(config, model, prepared[model.names[0]])
+            self._admit(config, model, prepared[model.names[0]])
             if index is None
             else self._follow(before[index], config.alone(model))
             for model, index in zip(config.models, kept, strict=True)
         ]
-        added = tuple(model.name for model in self.served if model not in before)
-        return Changes(added, tuple(model.name for model in removed))
+        added = [model for model in self.served if model not in before]
+        for model in added:
+            self.loaded(model)
+        return Changes(tuple(model.name for model in added), tuple(model.name for model in removed))
 
     async def load(self, config: Config, path: str, name: str) -> ServedModel:
         """Serve one more model until the daemon ends, or until it is unloaded.
@@ -231,21 +256,27 @@ class Models:
             self._parts.letting.follow(model, self.prepared[model][0])
         return model
 
-    def _make(self, config: Config, wanted: ModelConfig, prepared: Prepared) -> ServedModel:
-        from melld.api.guards.media import follow_no_redirects
-
+    def _make(self, config: Config, wanted: ModelConfig, vllm_config: Any) -> ServedModel:
+        """Make a model that nobody can call yet, and load it if there is room."""
         landlord, number, name = self._parts.landlord, next(self._numbers), wanted.names[0]
         count = max(len(config.models), 2)
         slots = make_slots(config.alone(wanted), list(self._parts.gpus), os.environ, number, count)
         made = make_model(config.alone(wanted), slots, self._parts.shared, self._condition, count)
         model = ServedModel(made, landlord.want, f"{name}#{number}" if name in landlord.tenants else name)
-        self.prepared[model] = prepared
-        if getattr(prepared[1], "allowed_media_domains", None):
-            follow_no_redirects()
-        self._parts.letting.let_in(model, prepared[0])
+        self._parts.letting.let_in(model, vllm_config)
         self._parts.shared.loans.cover(made.driver.drains)
         self.watch(model)
         landlord.load_if_room(model)
+        return model
+
+    def _admit(self, config: Config, wanted: ModelConfig, prepared: Prepared) -> ServedModel:
+        """Return the model, which can be called from now on."""
+        from melld.api.guards.media import follow_no_redirects
+
+        model = self._candidates.pop(wanted.names[0], None) or self._make(config, wanted, prepared[0])
+        self.prepared[model] = prepared
+        if getattr(prepared[1], "allowed_media_domains", None):
+            follow_no_redirects()
         return model
 
     def _remove(self, model: ServedModel) -> "asyncio.Task[None]":
@@ -256,7 +287,7 @@ class Models:
         """Remove the model once its calls have ended."""
         await self._parts.landlord.tenants[model.key].leave()
         self._parts.shared.loans.drains.remove(model.parts.driver.drains)
-        del self.prepared[model]
+        self.prepared.pop(model, None)
         model.failure = ""
         names = ["hung workers", *(model.work() if model.serving is not None else ())]
         await self._tasks.cancel(*(self._name_of(name, model) for name in names))

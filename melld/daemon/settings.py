@@ -89,6 +89,7 @@ class Settings:
         """
         async with self.changing:
             new, keys = await asyncio.to_thread(self._read_again)
+            self._refuse_open_sockets(new, keys)
             if models is None or not new.models or new.models == self.config.models:
                 return self._apply(new, keys)
             served = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)
@@ -117,10 +118,12 @@ class Settings:
             refuse_open_listen(new.server, keys)
         return new, keys
 
-    def _apply(self, new: Config, keys: Keys, reloadable: Collection[str] = RELOADABLE) -> Reloaded:
+    def _refuse_open_sockets(self, new: Config, keys: Keys) -> None:
         # The address and this permission change only at a start: until then the keys must suffice for the old ones too.
         both_allow = self.config.server.allow_remote_without_key and new.server.allow_remote_without_key
         refuse_open_sockets(self.listeners, keys, allowed=both_allow)
+
+    def _apply(self, new: Config, keys: Keys, reloadable: Collection[str] = RELOADABLE) -> Reloaded:
         changed = changed_keys(self.config, new)
         applied = [key for key in changed if key in reloadable]
         before, after = set(self.keys.clients), set(keys.clients)

@@ -123,14 +123,16 @@ def test_settings_that_apply_at_once_cost_no_load(town: Town) -> None:
     [
         ('{path = "/nowhere"}', "no such directory"),
         ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
+        ('{path = "%s", name = "more", vllm = {chat_template = "{{ a"}}', "chat_template"),
     ],
 )
 def test_an_invalid_file_changes_nothing(town: Town, entry: str, why: str) -> None:
-    """One line says why, as `melld check-config` does."""
+    """One line says why, as `melld check-config` does; what had begun to load is gone."""
     told = town.reload("demo", entry % town.demo if "%s" in entry else entry)
     assert "reload rejected" in told
     assert why in told
     assert town.names() == ["demo", "other"]
+    Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
     checked = town.daemon.melld("check-config", str(town.file))
     assert (checked.returncode, why in checked.stderr) == (2, True)
     town.reload("demo", "other")

@@ -129,8 +129,8 @@ def test_an_unsuitable_version_of_vllm_is_named_as_the_reason(demo_model: Path, 
     told = os.environ | {"PYTHONPATH": path, wire.VARIABLE: str(theirs.fileno())}
     words = [sys.executable, "-m", "melld", "serve", "--model", str(demo_model)]
     with ours, theirs:
-        there = {"pid": os.getpid(), "directory": str(tmp_path), "host": "127.0.0.1", "port": 0}
-        inherited = wire.Inherited(**there, is_adopted=False, devices=("cpu:0",), has_stand_in=True)
+        there: dict[str, Any] = {"pid": os.getpid(), "address": ("127.0.0.1", 0), "is_adopted": False}
+        inherited = wire.Inherited(**there, devices=("cpu:0",), has_stand_in=True)
         wire.say(ours, inherited, [ours.fileno()] * 3)
         done = subprocess.run(words, check=False, env=told, pass_fds=[theirs.fileno()], capture_output=True, text=True)
         received = wire.receive(ours)

@@ -1,4 +1,4 @@
-"""The messages between two daemons while one takes over from the other.
+"""What the two sides of a renewal have in common: the channel between them, and the work that events lead to.
 
 Owns the messages and their transport: one packet each, which may carry descriptors.
 """
@@ -7,9 +7,12 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
+
+from melld.daemon.renewal.handover import OVER, Command, Event, State, step
 
 VARIABLE = "MELLD_RENEWS"
 """Holds the descriptor of the channel to the daemon being replaced."""
@@ -20,10 +23,8 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Old to new, first: identity and resources.  Carries its lock, its control socket and its API's sockets."""
 
     pid: int
-    directory: str
-    """Its runtime directory."""
-    host: str
-    port: int
+    address: tuple[str, int]
+    """The API's, as it was configured."""
     is_adopted: bool
     """The API's sockets come from the service manager."""
     devices: tuple[str, ...]
@@ -33,12 +34,10 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process waits until the last daemon ends."""
 
 
-class Wants(msgspec.Struct, frozen=True, tag=True):
-    """New to old: asks for the devices of another worker."""
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """An event for the other side.  YOURS carries idle connections, and is sent more than once if they are many."""
 
-
-class Serves(msgspec.Struct, frozen=True, tag=True):
-    """New to old: a worker is ready."""
+    event: Event
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -47,37 +46,21 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Stops(msgspec.Struct, frozen=True, tag=True):
-    """New to old: it was told to stop, which ends both daemons."""
-
-
 class Given(msgspec.Struct, frozen=True, tag=True):
     """Old to new: these devices are empty."""
 
     devices: tuple[str, ...]
 
 
-class Yours(msgspec.Struct, frozen=True, tag=True):
-    """Old to new: it accepts no more requests.  Carries idle connections; sent more than once if they are many."""
-
-
-class CalledOff(msgspec.Struct, frozen=True, tag=True):
-    """Old to new: the renewal is cancelled."""
-
-
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """Old to new: number of calls still running there."""
+    """Old to new, again and again: what it still has."""
 
-    calls: int
-
-
-class Gone(msgspec.Struct, frozen=True, tag=True):
-    """Old to new, last: devices that an operator wants kept free, each with its model's name, or "" if there is one."""
-
-    drained: tuple[tuple[str, str], ...]
+    calls: int = 0
+    drained: tuple[tuple[str, str], ...] = ()
+    """Devices that an operator wants kept free, each with its model's name, or "" if there is one."""
 
 
-Message = Inherited | Wants | Serves | Failed | Stops | Given | Yours | CalledOff | Left | Gone
+Message = Inherited | Told | Failed | Given | Left
 _DECODER = msgspec.json.Decoder(Message)
 
 
@@ -108,36 +91,64 @@ def failure_teller(environment: Mapping[str, str]) -> Callable[[str], None]:
     return lambda reason: say(end, Failed(reason))
 
 
-class Channel:
-    """One end of a channel, on this loop: `heard` gets each message; `ended` is called once the other is gone."""
+Act = Callable[[], Coroutine[Any, Any, object] | None]
+"""What a command has a side do, at once or in a task."""
 
-    def __init__(
-        self,
-        end: socket.socket,
-        heard: Callable[[Message, list[int]], None],
-        ended: Callable[[], None],
-    ) -> None:
+
+class Side:
+    """One side of a renewal, on this loop: its state, its end of the channel, and the tasks of its commands."""
+
+    acts: Mapping[Command, Act]
+
+    def __init__(self, end: socket.socket, state: State) -> None:
+        self.state = state
         self._end = end
-        self._heard = heard
-        self._ended = ended
-        self._loop = asyncio.get_running_loop()
-        end.setblocking(False)
-        self._loop.add_reader(end, self._read)
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def listen(self) -> None:
+        """Handle the other side's messages from now on."""
+        self._end.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._end, self._read)
+
+    def happen(self, event: Event) -> None:
+        """Handle an event, unless the renewal is over."""
+        if self.state in OVER:
+            return
+        self.state, commands = step(self.state, event)
+        for task in self._tasks if self.state in OVER else ():
+            task.cancel()
+        for command in commands:
+            if (work := self.acts[command]()) is not None:
+                self._tasks.add(task := asyncio.create_task(work, name=f"renewal: {command}"))
+                task.add_done_callback(self._tasks.discard)
+        self.changed()
+
+    def changed(self) -> None:
+        """Tell people of the new state."""
+
+    def heard(self, message: Message, descriptors: list[int]) -> None:
+        """Handle a message of the other side."""
+        raise NotImplementedError
 
     def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message, unless the other side is gone."""
         say(self._end, message, descriptors)
 
+    @property
+    def is_alone(self) -> bool:
+        """Return True once the other side has ended."""
+        return self._end.fileno() < 0
+
     def close(self) -> None:
         """Stop sending and receiving."""
-        if self._end.fileno() >= 0:
-            self._loop.remove_reader(self._end)
+        if not self.is_alone:
+            asyncio.get_running_loop().remove_reader(self._end)
             self._end.close()
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             if (received := receive(self._end)) is not None:
-                self._heard(*received)
+                self.heard(*received)
             else:
                 self.close()
-                self._ended()
+                self.happen(Event.OTHER_ENDED)

@@ -40,7 +40,7 @@ def leave(directory: Path, legacy: Legacy) -> None:
         half.unlink(missing_ok=True)
         try:
             with open(half, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.write(msgspec.msgpack.encode(legacy, enc_hook=_plain) if legacy != Legacy() else b"")
+                file.write(msgspec.msgpack.encode(legacy, enc_hook=_plain))
                 os.fsync(file.fileno())
             half.replace(path)
         finally:
@@ -54,10 +54,9 @@ def take(directory: Path) -> Legacy:
     path = directory / FILE
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            is_ours = os.fstat(file.fileno()).st_uid == os.getuid()
-            text = file.read() if is_ours else b""
+            text = file.read() if os.fstat(file.fileno()).st_uid == os.getuid() else b""
         path.unlink(missing_ok=True)
-        return msgspec.msgpack.decode(text, type=Legacy) if text else Legacy()
+        return msgspec.msgpack.decode(text, type=Legacy)
     except (OSError, msgspec.MsgspecError):
         return Legacy()
 

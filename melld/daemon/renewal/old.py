@@ -1,23 +1,20 @@
 """The old daemon's side of a renewal: starts the new daemon and hands everything over step by step.
 
-Owns the new daemon's process and this daemon's end of the channel.  `handover` decides.
+Owns the new daemon's process.  `handover` decides.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from melld.control.messages import Lend, Renewal, RenewalStep
 from melld.daemon.renewal import channel as wire
-from melld.daemon.renewal.handover import OLD_TABLE, Command, Event, Old, step
+from melld.daemon.renewal.handover import Command, Event, State
 from melld.daemon.renewal.legacy import NotLeft
-from melld.driver.drain import WorkerDrain
 from melld.driver.lendable import NeverLent, NothingToLend
 from melld.driver.loans import all_answered
 
@@ -27,195 +24,135 @@ if TYPE_CHECKING:
 log = logging.getLogger("melld.renewal")
 BORROWER, USER = "melld serve", "renewal"
 LOOK_S = 0.2
-KILL_AFTER_S = 5.0
 MAIN_PID_TRIES = 25
+STEPS = {State.SERVING: RenewalStep.KEPT, **dict.fromkeys((State.HANDED_OVER, State.ENDED), RenewalStep.RENEWED)}
+"""What the operator hears of a state, unless the renewal is under way."""
 
 
-class OldSide:
+class OldSide(wire.Side):
     """The side of a renewal that hands over."""
 
-    def __init__(self, daemon: "Succession", on_over: Callable[[], None]) -> None:
-        self.state = Old.PREPARING
+    def __init__(self, daemon: "Succession") -> None:
+        """Start the new daemon with this one's command line, from whatever is installed there now."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours, State.STARTED)
         self._daemon = daemon
-        self._on_over = on_over
         self._loans = daemon.models[0].parts.driver.loans
-        self._work: dict[Command, asyncio.Task[Any]] = {}
-        self._reason = ""
+        self._reason = "it has exited: see the log"
         self.news = asyncio.Event()
         """Set when the state has changed."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.acts = {
+            Command.LEND: self._lend,
+            Command.AWAIT_STREAMS: self._await_streams,
+            Command.CLOSE: self._close_entrance,
+            Command.LEAVE: self._leave,
+            Command.SAY_YOURS: self._say_yours,
+            Command.END_OTHER: self._end_other,
+            Command.GO_ON: self._go_on,
+            Command.END: daemon.end,
+        }
+        words, environment = [sys.executable, *sys.orig_argv[1:]], {**daemon.started_with}
+        environment[wire.VARIABLE] = str(number := theirs.fileno())
         with theirs:
-            self._process = self._begin(theirs.fileno())
-        self._loan = Lend(command=BORROWER, pid=self._process.pid, user=USER, even_last=True)
-        self._channel = wire.Channel(ours, self._heard, self._ended)
-        settings, places = daemon.settings, daemon.models[0].parts.fleet.places.values()
-        handed = daemon.control.lock, daemon.control.listener.fileno(), *(one.fileno() for one in settings.listeners)
-        houses = daemon.landlord.landlord.houses.values()
-        inherited = wire.Inherited(
-            pid=os.getpid(),
-            directory=str(daemon.control.path.parent),
-            host=settings.config.server.host,
-            port=settings.config.server.port,
-            is_adopted=settings.is_adopted,
-            devices=tuple(device for place in places for device in place.slot.devices),
-            memory_bytes=sum(one.ledger.memory_bytes for one in houses if one.name.startswith("cpu")),
-            has_stand_in=daemon.has_stand_in or not daemon.notifier.has_manager,
-        )
-        self._channel.say(inherited, handed)
-        self._tell()
-
-    @property
-    def pid(self) -> int:
-        """Return the new daemon's process id."""
-        return self._process.pid
+            self._process = subprocess.Popen(words, pass_fds=(number,), env=environment, stdin=subprocess.DEVNULL)  # noqa: S603  our own command
+        self._loan = Lend(command=BORROWER, pid=self._process.pid, user=USER)
+        self.say(*daemon.inheritance())
+        self.listen()
+        self.changed()
 
     def told(self) -> Renewal:
         """Return the progress."""
-        calls = self._daemon.admission.in_flight
+        calls, new = self._daemon.admission.in_flight, f"pid {self._process.pid}"
         match self.state:
-            case Old.SERVING:
-                return Renewal(step=RenewalStep.KEPT, pid=self.pid, told=self._reason or "it has exited: see the log")
-            case Old.HANDED_OVER | Old.ENDED:
-                told = f"pid {self.pid} is serving; pid {os.getpid()} exits after its {calls} calls"
-                return Renewal(step=RenewalStep.RENEWED, pid=self.pid, told=told)
-            case Old.CLOSED:
-                drain_s = self._daemon.settings.config.server.drain_s
-                told = (
-                    f"no second device is available: new requests wait until {calls} calls end (at most {drain_s:g} s)"
-                )
-                told += f" and pid {self.pid} has loaded"
-            case Old.GIVING:
-                told = f"draining a device for pid {self.pid} to load on"
+            case State.SERVING:
+                told = self._reason
+            case State.HANDED_OVER | State.ENDED:
+                told = f"{new} is serving; pid {os.getpid()} exits after its {calls} calls"
+            case State.CLOSED:
+                limit = f"at most {self._daemon.settings.config.server.drain_s:g} s"
+                waits = f"new requests wait until {calls} calls end ({limit}) and {new} has loaded"
+                told = f"no second device is available: {waits}"
+            case State.GIVING:
+                told = f"draining a device for {new} to load on"
             case _:
-                told = f"pid {self.pid} is reading its settings and importing"
-        return Renewal(step=RenewalStep.UNDER_WAY, pid=self.pid, told=told)
+                told = f"{new} is reading its settings and importing"
+        return Renewal(step=STEPS.get(self.state, RenewalStep.UNDER_WAY), pid=self._process.pid, told=told)
 
-    def happen(self, event: Event) -> None:
-        """Handle an event, unless the renewal is over."""
-        if self.state in (Old.SERVING, Old.ENDED):
-            return
-        self.state, commands = step(OLD_TABLE, self.state, event)
-        if self.state in (Old.SERVING, Old.ENDED):
-            for task in self._work.values():
-                task.cancel()
-        for command in commands:
-            work = self._do(command)
-            if work is not None:
-                self._work[command] = asyncio.create_task(work, name=f"renewal: {command}")
-        self._tell()
-
-    def _tell(self) -> None:
-        renewal = self.told()
+    def changed(self) -> None:
+        """See `Side`."""
+        told = self.told().told
         self.news.set()
-        self._daemon.condition.renewal = "" if self.state is Old.SERVING else renewal.told
-        if self.state is Old.SERVING:
-            log.error("renewal failed, the old daemon keeps serving: %s", renewal.told)
-            self._on_over()
+        self._daemon.condition.renewal = "" if self.state is State.SERVING else told
+        if self.state is State.SERVING:
+            self._daemon.side = None
+            log.error("renewal failed, the old daemon keeps serving: %s", told)
         else:
-            log.info("renewal %s: %s", self.state, renewal.told)
+            log.info("renewal %s: %s", self.state, told)
 
-    def _begin(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """Start the new daemon with this one's command line, from whatever is installed there now."""
-        environment = {**self._daemon.started_with, wire.VARIABLE: str(descriptor)}
-        return subprocess.Popen(  # noqa: S603  our own command
-            [sys.executable, *sys.orig_argv[1:]], pass_fds=(descriptor,), env=environment, stdin=subprocess.DEVNULL
-        )
-
-    def _heard(self, message: wire.Message, _descriptors: list[int]) -> None:
+    def heard(self, message: wire.Message, _descriptors: list[int]) -> None:
+        """See `Side`."""
         match message:
-            case wire.Wants():
-                if self.state is Old.CLOSED:
-                    self._reason = "its workers need more devices than are available"
-                self.happen(Event.WANTS)
-            case wire.Serves():
-                self.happen(Event.SERVES)
+            case wire.Told(Event.WANTS) if self.state is State.CLOSED:
+                self._give_up("its workers need more devices than are available")
+            case wire.Told(event):
+                self.happen(event)
             case wire.Failed(reason):
                 self._reason = reason
-            case wire.Stops():
-                self._daemon.end()
 
-    def _ended(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self.happen(Event.OTHER_ENDED)
-        self._work[Command.CALL_OFF] = asyncio.create_task(asyncio.to_thread(self._reap), name="renewal: reap")
+    def _give_up(self, reason: str) -> None:
+        self._reason = reason
+        self.happen(Event.CALLED_OFF)
 
-    def _reap(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(KILL_AFTER_S)
-            return
-        self._process.kill()
-        self._process.wait()
+    def last_words(self) -> None:
+        """Send the last message, as this daemon ends."""
+        self._say_left()
+        self.close()
 
     # -- commands ----------------------------------------------------------------------------------------------------
-
-    def _do(self, command: Command) -> Coroutine[Any, Any, object] | None:
-        daemon = self._daemon
-        match command:
-            case Command.LEND:
-                return self._lend()
-            case Command.LEND_ALL:
-                return self._lend_all()
-            case Command.AWAIT_STREAMS:
-                return self._await_streams()
-            case Command.LEAVE:
-                return self._leave()
-            case Command.SAY_YOURS:
-                return self._say_yours()
-            case Command.CLOSE:
-                daemon.entrance.close()
-                if self.state is Old.CLOSED:
-                    daemon.admission.begin_drain()
-            case Command.OPEN:
-                return self._open()
-            case Command.TAKE_BACK:
-                return self._loans.take_back(self._loan)
-            case Command.CALL_OFF:
-                self._channel.say(wire.CalledOff())
-                self._channel.close()
-                return asyncio.to_thread(self._reap)
-            case Command.END:
-                daemon.end()
-        return None
 
     async def _lend(self) -> None:
         while True:
             try:
-                drains = self._loans.give(self._loan)
+                drains = self._loans.give(self._loan, everything=self.state is State.CLOSED)
                 break
             except (NothingToLend, NeverLent):
-                if self.state is Old.GIVING:
+                if self.state is State.GIVING:
                     self.happen(Event.NONE_TO_SPARE)
                     return
                 await asyncio.sleep(LOOK_S)
-        await self._give(drains)
-
-    async def _lend_all(self) -> None:
-        await self._give(self._loans.give(self._loan, everything=True))
-
-    async def _give(self, drains: Sequence[WorkerDrain]) -> None:
         await all_answered(drains)
-        self._channel.say(wire.Given(tuple({device for drain in drains for device in drain.place.slot.devices})))
+        self.say(wire.Given(tuple({device for drain in drains for device in drain.place.slot.devices})))
 
     async def _await_streams(self) -> None:
         """Wait until all calls have ended, without a limit if the new daemon has another device to serve with."""
         admission = self._daemon.admission
         limit_s = self._daemon.settings.config.server.drain_s
-        if self.state is Old.CLOSED and not await admission.wait_idle(limit_s):
+        if self.state is State.CLOSED and not await admission.wait_idle(limit_s):
             log.warning("renewal: ending %d calls that did not finish in time", admission.abort())
             await admission.wait_idle(None)
         while not await admission.wait_idle(LOOK_S):
-            self._channel.say(wire.Left(admission.in_flight))
+            self._say_left()
         self.happen(Event.STREAMS_ENDED)
+
+    def _say_left(self) -> None:
+        models = self._daemon.models
+        each = [(model.name * (len(models) > 1), model.parts.driver.drains.by_worker.values()) for model in models]
+        kept = [(name, one.place) for name, drains in each for one in drains if one.loan is None and one.is_over]
+        drained = tuple((name, device) for name, place in kept for device in place.slot.devices)
+        self.say(wire.Left(self._daemon.admission.in_flight, drained))
 
     async def _leave(self) -> None:
         try:
             await self._daemon.leave()
         except NotLeft as error:
-            self._reason = str(error)
-            self.happen(Event.NOT_LEFT)
+            self._give_up(str(error))
         else:
             self.happen(Event.LEFT)
+
+    def _close_entrance(self) -> None:
+        self._daemon.entrance.close()
+        if self.state is State.CLOSED:
+            self._daemon.admission.begin_drain()
 
     async def _say_yours(self) -> None:
         """Pass on the idle connections, and stop being the service manager's main process."""
@@ -223,33 +160,27 @@ class OldSide:
         daemon.control.is_given_away = True
         await daemon.speak_for_service(False)
         for _ in range(MAIN_PID_TRIES):  # if this were lost, the manager would end both daemons with this one
-            if not daemon.notifier.has_manager or daemon.notifier.send(MAINPID=str(self.pid)):
+            if not daemon.notifier.has_manager or daemon.notifier.send(MAINPID=str(self._process.pid)):
                 break
             await asyncio.sleep(LOOK_S)
         await daemon.answering.rest()
         idle = daemon.entrance.give_away()
         for start in range(0, max(1, len(idle)), wire.MAX_DESCRIPTORS):
             part = idle[start : start + wire.MAX_DESCRIPTORS]
-            self._channel.say(wire.Yours(), [one.fileno() for one in part])
+            self.say(wire.Told(Event.YOURS), [one.fileno() for one in part])
         for one in idle:
             one.close()
 
-    async def _open(self) -> None:
-        """Return to normal service."""
-        daemon = self._daemon
-        daemon.admission.reopen()
-        daemon.entrance.open()
-        if daemon.control.is_given_away:
-            daemon.control.is_given_away = False
-            await daemon.answering.listen()
-            await daemon.speak_for_service(True)
+    def _end_other(self) -> None:
+        """End the new daemon, and with it its workers."""
+        self.close()
+        self._process.kill()
 
-    def close(self) -> None:
-        """Send the last message, as this daemon ends."""
-        for task in self._work.values():
-            task.cancel()
-        models = self._daemon.models
-        each = [(model.name * (len(models) > 1), model.parts.driver.drains.by_worker.values()) for model in models]
-        kept = [(name, one.place) for name, drains in each for one in drains if one.loan is None and one.is_over]
-        self._channel.say(wire.Gone(tuple((name, device) for name, place in kept for device in place.slot.devices)))
-        self._channel.close()
+    async def _go_on(self) -> None:
+        """Return to normal service."""
+        self._daemon.admission.reopen()
+        self._daemon.entrance.open()
+        if self._daemon.control.is_given_away:
+            await self._daemon.speak()
+        await asyncio.to_thread(self._process.wait)
+        await self._loans.take_back(self._loan)

@@ -4,6 +4,7 @@ It gives a terminal, a container or a supervisor one process to watch for as lon
 signals and ends with the last daemon's exit code.  Runs on its own, with only the standard library.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -25,14 +26,9 @@ def main() -> int:
         if came is not None and came.si_signo in PASSED_ON and came.si_code != SI_KERNEL:
             for child in children:
                 os.kill(int(child), came.si_signo)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                code = os.waitstatus_to_exitcode(ended[1])
     return code if code >= 0 else 128 - code
 
 

@@ -1,13 +1,14 @@
 """This daemon between its predecessor and its successor: what it takes over, and what it leaves behind.
 
-Owns the handover file, which it writes at an ordinary exit too, and all that a renewal needs of the daemon.
+Owns the handover file, which it writes at an ordinary exit too, the operation behind `melld renew`, one renewal at a
+time, and all that a renewal needs of the daemon.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -15,22 +16,21 @@ from melld.api.admission import Admission
 from melld.api.connections.entrance import Entrance
 from melld.api.stored_responses import StoredResponses
 from melld.config import Config, CpuDevices
-from melld.control.runtime_directory import (
-    ControlSocket,
-    open_control_socket,
-    runtime_directory,
-    state_directory,
-)
-from melld.control.server import ControlServer
+from melld.control.messages import CONTROL_SOCKET, Renew, RenewalStep
+from melld.control.runtime_directory import ControlSocket, open_control_socket, runtime_directory, state_directory
+from melld.control.server import ControlServer, OpenCall
+from melld.control.status import DaemonState
 from melld.daemon.model import ServedModel
+from melld.daemon.renewal.channel import Inherited
+from melld.daemon.renewal.handover import Event, State
 from melld.daemon.renewal.legacy import Legacy, NotLeft, leave, take
 from melld.daemon.renewal.new import NewSide
-from melld.daemon.renewal.renewals import Renewals
+from melld.daemon.renewal.old import OldSide
 from melld.daemon.settings import Settings
 from melld.daemon.systemd import Notifier, Supervision
 from melld.daemon.town.landlord import LandlordShell
 from melld.daemon.watch import Condition
-from melld.errors import ConfigError
+from melld.errors import ConfigError, MelldError
 
 log = logging.getLogger("melld.renewal")
 
@@ -38,52 +38,54 @@ OWN_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_PID")
 """Meant for this process only."""
 
 
-class Succession:
-    """The daemon's predecessor, if any, and its successors.  `end` ends the daemon as a signal would."""
+class NotRenewed(MelldError):
+    """The daemon cannot be renewed now."""
 
-    settings: Settings
-    models: Sequence[ServedModel]
-    landlord: LandlordShell
-    control: ControlSocket
+    status = 409
+    code = "not_renewed"
+
+
+class Succession:
+    """The daemon's predecessor, if any, and its successor.  `end` ends the daemon as a signal would."""
+
     answering: ControlServer
-    admission: Admission
-    entrance: Entrance
-    stored: StoredResponses
 
     def __init__(self, config: Config, condition: Condition, end: Callable[[], None]) -> None:
         self.condition = condition
         self.end = end
         self.before = NewSide.found(os.environ)
+        self.side: OldSide | None = None
+        """The renewal of this daemon in progress, or done."""
         self.started_with: Mapping[str, str] = {k: v for k, v in os.environ.items() if k not in OWN_VARIABLES}
-        self.renewals = Renewals(self)
-        self.has_stand_in = self.before is not None and self.before.inherited.has_stand_in
+        self._has_stand_in = self.before is not None and self.before.inherited.has_stand_in
         self._config = config
         self._directory = runtime_directory(config.server.runtime_directory, os.environ)
         self._file_in = state_directory(os.environ, self._directory)
 
+    # -- start -------------------------------------------------------------------------------------------------------
+
     def open(self, reload: Callable[[], Config], supervision: Supervision) -> Settings:
         """Open the settings, with the predecessor's sockets if both listen at the same address."""
-        listeners, before = None, self.before
-        if before is not None:
-            server = self._config.server
-            if before.inherited.is_adopted or (server.host, server.port) == (
-                before.inherited.host,
-                before.inherited.port,
-            ):
-                listeners = before.listeners
-            else:  # clients should not wait at the old address once the other daemon has ended
-                for listener in before.listeners:
+        listeners, is_adopted, server = None, False, self._config.server
+        if self.before is not None:
+            there, listeners = self.before.inherited, self.before.listeners
+            is_adopted = there.is_adopted
+            if not is_adopted and (server.host, server.port) != there.address:
+                for listener in listeners:  # clients should not wait at the old address once the other has ended
                     listener.close()
-        self.settings = Settings(
-            self._config, reload, supervision, listeners, is_adopted=before is not None and before.inherited.is_adopted
-        )
+                listeners = None
+        self.settings = Settings(self._config, reload, supervision, listeners, is_adopted=is_adopted)
         self.stored = StoredResponses(lambda: self.settings.config.server, lambda: self.settings.keys.owners())  # noqa: PLW0108  they change
         return self.settings
 
     def open_control(self) -> ControlSocket:
-        """Open the control socket, or share the predecessor's."""
-        shared = None if self.before is None else self.before.control_socket(self._directory)
-        self.control = shared or open_control_socket(self._directory)
+        """Open the control socket, or share the predecessor's if it is in the same directory."""
+        path = self._directory / CONTROL_SOCKET
+        if self.before is not None and self.before.control.getsockname() == str(path):
+            self.control = ControlSocket(path, self.before.lock, self.before.control)
+            self.control.is_given_away = True  # until this daemon takes over
+        else:
+            self.control = open_control_socket(self._directory)
         return self.control
 
     def sized(self, config: Config) -> Config:
@@ -100,7 +102,7 @@ class Succession:
         models: Sequence[ServedModel],
         landlord: LandlordShell,
         notifier: Notifier,
-        feed: Callable[[bool], Any],
+        feed: Callable[[bool], Awaitable[None]],
     ) -> None:
         """Take the daemon's parts; hold workers back until the predecessor hands over their devices.
 
@@ -111,21 +113,7 @@ class Succession:
         if self.before is not None:
             if (reason := self._why_never_renewed()) is not None:
                 raise ConfigError("renewal", reason)
-            self.before.begin(models, self.condition, self.end, self.inherit)
-
-    def why_not_renewed(self) -> str | None:
-        """Return why another cannot take over from this daemon now; None if one can."""
-        if self.before is not None and not self.before.is_alone:
-            return (
-                f"pid {self.before.inherited.pid}, which this daemon has taken over from, is still finishing its calls"
-            )
-        return self._why_never_renewed()
-
-    def _why_never_renewed(self) -> str | None:
-        """Return why devices cannot be handed over one by one; None if they can."""
-        if self._config.cluster.address is not None:
-            return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
-        return self.landlord.division.why_none_is_empty
+            self.before.begin(models, self.condition, self.inherit)
 
     async def prepared(self) -> None:
         """Get a device from the predecessor, now that everything that can fail without one has been tried."""
@@ -144,9 +132,13 @@ class Succession:
         self.admission, self.entrance = admission, entrance
         if self.before is not None:
             self.before.joined(entrance.join)
-            self.control.is_given_away = False
-            await self.answering.listen()
-            await self.speak_for_service(True)
+            await self.speak()
+
+    async def speak(self) -> None:
+        """Answer the operator's commands, and be the service manager's main process."""
+        self.control.is_given_away = False
+        await self.answering.listen()
+        await self.speak_for_service(True)
 
     def inherit(self) -> None:
         """Read the handover file of an earlier daemon."""
@@ -157,6 +149,71 @@ class Succession:
             model.parts.stories.keep(stories)
         if self.before is not None and self.before.is_alone:
             self.stored.maker_ended()
+
+    # -- renewal -----------------------------------------------------------------------------------------------------
+
+    async def renew(self, _asked: Renew, call: OpenCall) -> None:
+        """Replace this daemon, reporting progress to the operator, until either daemon serves.
+
+        It is called off if the operator leaves before.
+
+        Raises:
+            NotRenewed: it cannot be replaced now.
+            NotLeft: the handover file cannot be written.
+        """
+        await self.leave()
+        if (reason := self._why_not_renewed()) is not None:
+            raise NotRenewed(reason)
+        self.side = side = OldSide(self)
+        call.left.add_done_callback(lambda _: side.happen(Event.CALLED_OFF))
+        with contextlib.suppress(ConnectionError):
+            while True:
+                side.news.clear()
+                await call.say(told := side.told())
+                if told.step is not RenewalStep.UNDER_WAY:
+                    return
+                await side.news.wait()
+
+    def _why_not_renewed(self) -> str | None:
+        """Return why another cannot take over from this daemon now; None if one can."""
+        if self.condition.state is not DaemonState.READY:
+            return f"the daemon is {self.condition.state}: try again once it is ready"
+        if self.side is not None:
+            return f"a renewal is already in progress: {self.side.told().told}"
+        if self.before is not None and not self.before.is_alone:
+            pid = self.before.inherited.pid
+            return f"pid {pid}, which this daemon has taken over from, is still finishing its calls"
+        return self._why_never_renewed()
+
+    def _why_never_renewed(self) -> str | None:
+        """Return why devices cannot be handed over one by one; None if they can."""
+        if self._config.cluster.address is not None:
+            return "a cluster's devices are allocated by Ray: restart its daemon instead of renewing it"
+        return self.landlord.division.why_none_is_empty
+
+    def inheritance(self) -> tuple[Inherited, list[int]]:
+        """Return what a successor gets first, with its descriptors."""
+        config, places = self.settings.config, self.models[0].parts.fleet.places.values()
+        houses = self.landlord.landlord.houses.values()
+        inherited = Inherited(
+            pid=os.getpid(),
+            address=(config.server.host, config.server.port),
+            is_adopted=self.settings.is_adopted,
+            devices=tuple(device for place in places for device in place.slot.devices),
+            memory_bytes=sum(one.ledger.memory_bytes for one in houses if one.name.startswith("cpu")),
+            has_stand_in=self._has_stand_in or not self.notifier.has_manager,
+        )
+        sockets = (self.control.listener, *self.settings.listeners)
+        return inherited, [self.control.lock, *(one.fileno() for one in sockets)]
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def call_off(self) -> bool:
+        """Cancel a renewal in progress, as this daemon ends; return True if another already takes the requests."""
+        if self.side is not None and self.side.state not in (State.HANDED_OVER, State.ENDED):
+            self.side.happen(Event.STOPPED)
+            self.side = None
+        return self.side is not None
 
     async def leave(self) -> None:
         """Write the handover file.
@@ -170,14 +227,18 @@ class Succession:
     async def ending(self) -> None:
         """End the predecessor too if it is still running, and write the handover file."""
         if self.before is not None:
-            self.before.stopping()
-            await self.before.wait_other_ended()
+            await self.before.end_other()
         try:
             await self.leave()
         except NotLeft as error:
             log.warning("%s", error)
 
+    def close(self) -> None:
+        """Leave the channel to a successor, as this daemon ends."""
+        if self.side is not None:
+            self.side.last_words()
+
     @property
     def needs_stand_in(self) -> bool:
-        """Return True if another daemon keeps serving, and whoever waits for this process cannot know that."""
-        return self.renewals.is_handed_over and not (self.has_stand_in or self.notifier.has_manager)
+        """Return True, at the end, if another daemon keeps serving and whoever waits for this one cannot know that."""
+        return self.side is not None and not (self._has_stand_in or self.notifier.has_manager)

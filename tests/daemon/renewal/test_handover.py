@@ -7,9 +7,11 @@ from functools import partial
 
 import pytest
 
-from melld.daemon.renewal.handover import NEW_TABLE, NEW_TAKES, OLD_TABLE, OLD_TAKES, Command, Event, New, Old, step
+from melld.daemon.renewal.handover import OVER, Command, Event, State, step
 from melld.errors import IllegalTransition
 
+OLD_TAKES = frozenset({State.SERVING, State.STARTED, State.GIVING})
+"""Those in which the old daemon takes requests; the new one does once it has taken over."""
 DEVICES = ("cuda:0", "cuda:1", "cuda:2")
 
 
@@ -18,8 +20,8 @@ class Sides:
 
     def __init__(self, chance: random.Random, devices: int) -> None:
         self.chance = chance
-        self.old: Old | None = Old.PREPARING
-        self.new: New | None = New.PREPARING
+        self.old: State | None = State.STARTED
+        self.new: State | None = State.PREPARING
         self.holder: dict[str, str] = dict.fromkeys(DEVICES[:devices], "old")
         self.to_old: deque[Event] = deque()
         self.to_new: deque[Event | tuple[str, ...]] = deque()
@@ -30,10 +32,10 @@ class Sides:
     # -- what a side does --------------------------------------------------------------------------------------------
 
     def happen_old(self, event: Event) -> None:
-        if self.old in (None, Old.SERVING, Old.ENDED):
+        if self.old is None or self.old in OVER:
             return
-        self.old, commands = step(OLD_TABLE, self.old, event)
-        if self.old is Old.SERVING:
+        self.old, commands = step(self.old, event)
+        if self.old is State.SERVING:
             self.running = [one for one in self.running if one[0] != "old"]
         for command in commands:
             self.act_old(command)
@@ -42,30 +44,27 @@ class Sides:
         match command:
             case Command.LEND:
                 mine = [device for device, holder in self.holder.items() if holder == "old"]
-                if len(mine) > 1:
+                if self.old is State.CLOSED:
+                    self.running.append(("old", lambda: self.give([*self.holder])))
+                elif len(mine) > 1:
                     self.running.append(("old", lambda: self.give(mine[-1:])))
-                elif self.old is Old.GIVING:
+                elif self.old is State.GIVING:
                     self.happen_old(Event.NONE_TO_SPARE)
-            case Command.LEND_ALL:
-                self.running.append(("old", lambda: self.give([*self.holder])))
             case Command.AWAIT_STREAMS:
                 self.running.append(("old", lambda: self.happen_old(Event.STREAMS_ENDED)))
             case Command.LEAVE:
-                outcome = self.chance.choice([Event.LEFT] * 4 + [Event.NOT_LEFT])
+                outcome = self.chance.choice([Event.LEFT] * 4 + [Event.CALLED_OFF])
                 self.running.append(("old", lambda: self.happen_old(outcome)))
             case Command.CLOSE:
                 self.open = "" if self.open == "old" else self.open
-            case Command.OPEN:
-                assert self.open != "new"
-                self.open = "old"
             case Command.SAY_YOURS:
                 self.to_new.append(Event.YOURS)
-            case Command.TAKE_BACK:
-                for device in self.holder:
-                    assert self.new is None, "it takes back what another computes on"
-                    self.holder[device] = "old"
-            case Command.CALL_OFF:
+            case Command.END_OTHER:
                 self.kill_new()
+            case Command.GO_ON:
+                assert self.open != "new"
+                assert self.new is None, "it takes back what another computes on"
+                self.open, self.holder = "old", dict.fromkeys(self.holder, "old")
             case Command.END:
                 self.kill_old()
 
@@ -75,9 +74,9 @@ class Sides:
         self.to_new.append(tuple(devices))
 
     def happen_new(self, event: Event) -> None:
-        if self.new in (None, New.ENDED):
+        if self.new is None:
             return
-        self.new, commands = step(NEW_TABLE, self.new, event)
+        self.new, commands = step(self.new, event)
         for command in commands:
             self.act_new(command)
 
@@ -93,14 +92,12 @@ class Sides:
                     self.is_ready = True
                     self.running.append(("new", lambda: self.happen_new(Event.WORKER_READY)))
                 elif self.old is not None and command is Command.START:
-                    self.running.append(("new", lambda: self.happen_new(Event.SETTLED)))
+                    self.running.append(("new", lambda: self.to_old.append(Event.WANTS)))
             case Command.OFFER:
                 self.to_old.append(Event.SERVES)
             case Command.ACCEPT:
                 assert self.open != "old", "two take requests"
                 self.open = "new"
-            case Command.END:
-                self.kill_new()
 
     # -- deaths ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +131,7 @@ class Sides:
         if not ways:
             return False
         self.chance.choice(ways)()
-        assert self.old not in OLD_TAKES or self.new not in NEW_TAKES or self.open == "old"
+        assert self.old not in OLD_TAKES or self.new is not State.TAKEN_OVER or self.open == "old"
         return True
 
     def finish(self, one: tuple[str, Callable[[], None]]) -> None:
@@ -147,7 +144,7 @@ class Sides:
 
     def serving(self) -> list[str]:
         """Who takes requests: by what it believes, and by who reads the socket."""
-        believed = ["old"] * (self.old in OLD_TAKES) + ["new"] * (self.new in NEW_TAKES)
+        believed = ["old"] * (self.old in OLD_TAKES) + ["new"] * (self.new is State.TAKEN_OVER)
         assert believed == [self.open] * bool(self.open)
         return believed
 
@@ -183,12 +180,12 @@ def test_one_daemon_is_left_that_takes_requests_and_has_all_devices(devices: int
 
 def test_a_stop_before_the_new_one_serves_ends_both() -> None:
     """`systemctl stop` means the service."""
-    for state in (Old.PREPARING, Old.GIVING, Old.CLOSED):
-        assert step(OLD_TABLE, state, Event.STOPPED) == (Old.ENDED, [Command.CALL_OFF, Command.END])
-    assert step(OLD_TABLE, Old.HANDED_OVER, Event.STOPPED) == (Old.ENDED, [Command.END])
+    for state in (State.STARTED, State.GIVING, State.CLOSED):
+        assert step(state, Event.STOPPED) == (State.ENDED, [Command.END_OTHER])
+    assert step(State.HANDED_OVER, Event.STOPPED) == (State.ENDED, [Command.END])
 
 
 def test_what_cannot_come_changes_nothing() -> None:
     """A bug is told as such."""
     with pytest.raises(IllegalTransition):
-        step(NEW_TABLE, New.PREPARING, Event.YOURS)
+        step(State.PREPARING, Event.YOURS)
