@@ -87,7 +87,7 @@ def memory_bytes(pid: int) -> int:
 
 def until(daemon: DaemonProcess, state: str) -> dict[str, Any]:
     """Return the wide model on its device, once it has that state."""
-    Operator(daemon).wait(lambda _status: tenant(daemon)["state"] == state, 60.0)
+    Operator(daemon).wait(lambda _status: tenant(daemon)["state"] == state)
     return tenant(daemon)
 
 

@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_loaded_harms_no_other(several: DaemonProcess) ->
 def test_an_idle_model_is_unloaded_and_returns_with_the_same_answer(several: DaemonProcess) -> None:
     """Its memory is free while it is unused; only the next call waits for its load."""
     before = text_of(several, "other")
-    Operator(several).wait(lambda status: status["served"][1]["state"] == "unloaded", 60.0)
+    Operator(several).wait(lambda status: status["served"][1]["state"] == "unloaded")
     assert text_of(several, "demo")
     assert text_of(several, "other") == before
 
