@@ -197,7 +197,7 @@ def test_granules_pass_both_ways_under_load_without_changing_answers(house: Hous
     for worker in workers:
         device.settle(worker, 3)
     moved = taken = 0
-    for _ in range(40 if is_long() else 15):
+    for _ in range(40 if is_long() else 25):
         load.keep_up(12, chance)
         pair.step(chance.randint(0, 9))
         giver, getter = chance.sample(workers, 2)
