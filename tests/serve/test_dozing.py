@@ -170,7 +170,7 @@ def scribbled(daemon: DaemonProcess) -> Iterator[None]:
     over = threading.Event()
 
     def scribble() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             os.pwrite(file, os.urandom(NOBODYS_BYTES // 8), NOBODYS_BYTES // 8)
 
     scribbler = threading.Thread(target=scribble)
