@@ -24,6 +24,7 @@ import tempfile
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from pathlib import Path
@@ -49,6 +50,20 @@ IMPORTS = (
     "melld.api.guards.media",
     "melld.engine.frontend.frontend",
     "melld.engine.frontend.rehearsal",
+    "melld.engine.frontend.vllm_metrics",
+    # What vLLM imports as it builds a front end.
+    "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.openai.chat_completion.batch_serving",
+    "vllm.entrypoints.scale_out.derender.serving",
+    "vllm.entrypoints.scale_out.render.serving",
+    "vllm.entrypoints.scale_out.token_in_token_out.serving",
+    "vllm.plugins.lora_resolvers.hf_hub_resolver",
+    "vllm.tool_parsers.hermes_tool_parser",
+    # What each process of the tests imports.
+    "hypothesis.internal.conjecture.providers",
+    "pytest_asyncio.plugin",
+    "pytest_timeout",
+    "xdist.remote",
 )
 TEMPLATES = 2
 """Fork servers that each daemon has beforehand."""
@@ -223,6 +238,17 @@ def run_and_exit(program: Program, descriptors: list[int]) -> NoReturn:
         os._exit(code)
 
 
+def forget_exits() -> None:
+    """Drop what the imports have registered for the exit of each program, unless it is quick.
+
+    Torch would take its operators down one by one, and Ray its connection, which no fork has made: a tenth of a second.
+    """
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    if ray := sys.modules.get("ray._private.worker"):
+        atexit.unregister(ray.shutdown)
+
+
 def main(listener: socket.socket) -> None:
     """Import, then serve the socket's clients."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests' Ctrl-C: their end is ours
@@ -232,6 +258,7 @@ def main(listener: socket.socket) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     option_kinds()
+    forget_exits()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -15,8 +15,10 @@ import uvloop
 from aiohttp import web
 
 from melld.api.answers import Refusal
+from melld.api.connections import connection
 from melld.api.connections.acceptor import SPARE_DESCRIPTORS, Acceptor
 from melld.api.connections.connection import ConnectionServer
+from melld.api.connections.reader_watch import ReaderWatch
 from melld.api.guards.body import read_body
 from melld.config_server import ServerConfig
 from tests.patience import PATIENCE_S
@@ -416,32 +418,52 @@ async def test_a_whole_answer_that_nobody_reads_is_dropped(connection: str) -> N
         assert len(read) < LARGE_BYTES
 
 
-async def test_a_whole_answer_that_is_read_slowly_completes() -> None:
+@pytest.fixture
+def watches(monkeypatch: pytest.MonkeyPatch) -> list[ReaderWatch]:
+    """Those over the answers so far: a test has them look when a client that is slow has just read."""
+    found: list[ReaderWatch] = []
+
+    class Found(ReaderWatch):
+        def __enter__(self) -> ReaderWatch:
+            found.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(connection, "ReaderWatch", Found)
+    return found
+
+
+async def test_a_whole_answer_that_is_read_slowly_completes(watches: list[ReaderWatch]) -> None:
     """Only a client that reads nothing at all is dropped."""
-    async with serving(slow_reader_s=0.3) as (service, connect):
+    async with serving(slow_reader_s=PATIENCE_S) as (service, connect):
         service.let.set()
         with connect() as client:
             client.sendall(b"GET /large HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n\r\n")
             read = 0
             while piece := await asyncio.to_thread(client.recv, 2 << 20):
                 read += len(piece)
-                await asyncio.sleep(0.05)
+                watches[0]._look()
         assert read > LARGE_BYTES
 
 
 @LOOPS
-def test_draining_the_kernel_s_buffer_counts_as_reading(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_draining_the_kernel_s_buffer_counts_as_reading(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], watches: list[ReaderWatch]
+) -> None:
     """The kernel takes no more of an answer until much of its buffer is read: that is progress, too."""
 
     async def scenario() -> None:
-        async with serving(slow_reader_s=LIMIT_S) as (service, connect):
+        async with serving(slow_reader_s=PATIENCE_S) as (service, connect):
             service.let.set()
             with connect(receive_bytes=4096) as client:
                 client.sendall(b"GET /large HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n\r\n")
-                for _ in range(40):
+                for turn in range(40):
                     assert await asyncio.to_thread(client.recv, 4096)
-                    await asyncio.sleep(LIMIT_S / 10)
-                assert not service.gone.is_set()
+                    if turn % 10 == 9:
+                        watches[0]._look()
+                        assert not watches[0].ended
+                watches[0]._look()
+                watches[0]._look()
+                assert watches[0].ended, "nothing was read between these"
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(scenario())

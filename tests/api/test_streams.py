@@ -42,6 +42,7 @@ def until(condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, "it has not come to hold"
+        time.sleep(0.02)  # another process: asking it is the only way to know
 
 
 def begun(connection: socket.socket) -> bytes:

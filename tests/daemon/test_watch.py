@@ -40,6 +40,7 @@ from melld.landlord.division import Division
 from melld.landlord.landlord import Landlord
 from melld.landlord.placement import LandlordSettings
 from melld.tasks import Tasks
+from tests.patience import PATIENCE_S
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
@@ -258,7 +259,7 @@ async def test_load_does_not_wait_for_a_lone_model_without_a_process() -> None:
         for event in (Event.STOP, Event.ENDED):
             place.life.take(event)
     with pytest.raises(ModelNotLoaded, match="demo is the only model"):
-        await asyncio.wait_for(load(Load(model="demo")), 5)
+        await asyncio.wait_for(load(Load(model="demo")), PATIENCE_S)
 
 
 async def test_a_remote_worker_yields_to_other_users_of_its_gpu() -> None:

@@ -13,9 +13,9 @@ import pytest
 from tests.daemon_faults import TASKS
 from tests.migrate.chaos import History
 from tests.migrate.live import GREEDY, Operator, Stream
+from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
-
-PATIENCE_S = 60.0
+from tests.worker_faults import slowed
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def fail(daemon: DaemonProcess, task: str) -> None:
         poke(daemon, task)
         assert reached(file), f"{task}: {fault}"
         if fault == "RAISE":
-            Operator(daemon).wait(lambda status: any(f"'{task}' failed" in one for one in status["warnings"]), 60.0)
+            Operator(daemon).wait(lambda status: any(f"'{task}' failed" in one for one in status["warnings"]))
             wait_restarts(daemon, task, before[task] + 1)
     assert restarts(daemon) == before | {task: before[task] + 1}
 
@@ -78,6 +78,8 @@ def test_a_failing_task_is_restarted_and_costs_no_stream(harmed: DaemonProcess, 
     """Each in turn, in the midst of its work, under load with moves: every answer is that of a quiet daemon."""
     history = History(harmed, tmp_path, seed=3, harm_every_s=1.0, bodies=6)
     history.spared = frozenset({"w0", "w1"})
+    history.move_every_s = 0.1
+    history.play(requests=0, clients=0)  # takes the undisturbed answers
     over = threading.Event()
 
     def load() -> None:
@@ -89,8 +91,9 @@ def test_a_failing_task_is_restarted_and_costs_no_stream(harmed: DaemonProcess, 
     try:
         wait_restarts(harmed, "token texts", 1)
         assert restarts(harmed) == dict.fromkeys((*TASKS, "outputs"), 0.0) | {"token texts": 1.0}
-        for task in TASKS:
-            fail(harmed, task)
+        with slowed(harmed.faults):  # the streams of a few calls last as long as the tasks take
+            for task in TASKS:
+                fail(harmed, task)
         ready = json.loads(harmed.get("/ready"))
         assert ready["status"] == "ready"
         assert set(TASKS) <= set(ready["reason"].partition(": ")[2].partition(": ")[2].split(", "))

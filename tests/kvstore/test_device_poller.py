@@ -23,7 +23,7 @@ async def test_two_callers_share_one_reading() -> None:
         go.wait(PATIENCE_S)
         return OK
 
-    poller = DevicePoller({"cpu:0": source}, deadline_s=10)
+    poller = DevicePoller({"cpu:0": source}, deadline_s=PATIENCE_S)
     both = asyncio.gather(poller.read(), poller.read())
     asyncio.get_running_loop().call_soon(go.set)
     assert await both == [{"cpu:0": OK}, {"cpu:0": OK}]
@@ -60,7 +60,7 @@ async def test_one_thread_asks_one_device_and_ends_with_it() -> None:
     assert len(threads) == 3
     [thread] = set(threads)
     poller.set_source("cpu:0", lambda: OK)
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.to_thread(thread.join, PATIENCE_S)
     assert not thread.is_alive()
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from melld.control.client import ControlClient
-from melld.control.messages import AskStory, Migrate, Unload
+from melld.control.messages import AskStory, Migrate, Resume, Unload
 from melld.migrate.snapshot import Via
 from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
@@ -206,6 +206,10 @@ class Operator:
     def story(self, request: str) -> Any:
         """Return what happened to the request so far."""
         return msgspec.json.decode(self._client.operate("why", AskStory(request=request), PATIENCE_S))
+
+    def resume(self, worker: str) -> None:
+        """Take the worker into service again."""
+        self._client.operate("resume", Resume(worker=worker), PATIENCE_S)
 
     def unload(self, model: str) -> None:
         """Return once the model is in no worker's memory."""

@@ -7,7 +7,7 @@ from tests.migrate.live import Bench
 
 def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     """Moves, disconnects and workers that die at any step of a migration, together."""
-    requests, bodies, every_s = (100, 20, 4.0) if is_long() else (20, 10, 2.0)
+    requests, bodies, every_s = (100, 20, 4.0) if is_long() else (16, 6, 1.5)
     history = History(bench.daemon, bench.faults, seed=5, harm_every_s=every_s, bodies=bodies)
     history.play(requests=requests, clients=6)
     assert history.wrong == []

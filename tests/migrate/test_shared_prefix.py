@@ -16,11 +16,12 @@ def test_chats_with_one_long_system_prompt_run_at_once(bench: Bench) -> None:
     """Counted in full they would exceed both workers; none waits for another's end, none is preempted."""
     before = preemptions(bench)
     streams = []
-    for number in range(CHATS):
-        prompt = [*SYSTEM_PROMPT, 100 + number]
-        streams.append(Stream(bench.daemon, {"prompt": prompt, "max_tokens": 2500, "ignore_eos": True}))
-        streams[-1].wait_chunks(2)
-    status = bench.operator.status()
+    with bench.slowed():
+        for number in range(CHATS):
+            prompt = [*SYSTEM_PROMPT, 100 + number]
+            streams.append(Stream(bench.daemon, {"prompt": prompt, "max_tokens": 2500, "ignore_eos": True}))
+            streams[-1].wait_chunks(2)
+        status = bench.operator.status()
     assert (len(status["requests"]), status["queued_requests"]) == (CHATS, 0)
     worker = status["workers"][0]
     block = KvGeometry(block_tokens=32, block_bytes=worker["capacity_bytes"] // worker["total_blocks"])

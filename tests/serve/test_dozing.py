@@ -87,7 +87,7 @@ def memory_bytes(pid: int) -> int:
 
 def until(daemon: DaemonProcess, state: str) -> dict[str, Any]:
     """Return the wide model on its device, once it has that state."""
-    Operator(daemon).wait(lambda _status: tenant(daemon)["state"] == state, 60.0)
+    Operator(daemon).wait(lambda _status: tenant(daemon)["state"] == state)
     return tenant(daemon)
 
 
@@ -170,7 +170,7 @@ def scribbled(daemon: DaemonProcess) -> Iterator[None]:
     over = threading.Event()
 
     def scribble() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             os.pwrite(file, os.urandom(NOBODYS_BYTES // 8), NOBODYS_BYTES // 8)
 
     scribbler = threading.Thread(target=scribble)

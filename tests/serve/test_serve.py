@@ -75,44 +75,6 @@ def own(demo_model: Path, manager: socket.socket) -> Iterator[DaemonProcess]:
         yield process.wait_ready()
 
 
-class TestServing:
-    async def test_two_requests_run_on_the_two_workers(self, daemon: DaemonProcess) -> None:
-        """Both devices work, and `melld status --json` shows which request is where."""
-        async with client_of(daemon) as client:
-            seen: set[str] = set()
-
-            def both_at_work() -> bool:
-                seen.update(request["worker"] for request in daemon.status()["requests"] if request["worker"])
-                return len(seen) == 2
-
-            with slowed(daemon.faults):
-                answers = asyncio.gather(*(answer(client, seed, 50) for seed in range(2)))
-                await until(both_at_work)
-            await answers
-            assert seen == {"w0", "w1"}
-
-    async def test_all_blocks_are_free_when_all_requests_have_ended(self, daemon: DaemonProcess) -> None:
-        """Nothing leaks: what a request held is there for the next."""
-        async with client_of(daemon) as client:
-            await asyncio.gather(*(answer(client, seed, 20) for seed in range(6)))
-            await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
-
-    async def test_a_client_that_leaves_frees_its_blocks(self, daemon: DaemonProcess) -> None:
-        """Nobody pays for answers that nobody reads."""
-        async with client_of(daemon) as client:
-            stream = await client.chat.completions.create(
-                model="demo",
-                messages=QUESTION,
-                max_tokens=20_000,
-                stream=True,  # type: ignore[arg-type]
-            )
-            async for _chunk in stream:
-                break
-            await stream.close()
-            await until(lambda: daemon.status()["requests"] == [])
-            await until(lambda: [w["used_blocks"] for w in daemon.status()["workers"]] == [0, 0])
-
-
 class TestTargets:
     def test_an_unreachable_pace_wakes_no_further_worker(self, own: DaemonProcess) -> None:
         """More workers would not help: all are served on one, and the other stays asleep."""

@@ -1,12 +1,11 @@
 """Whole streams match the official clients' models, and conversations continue with everything that was said."""
 
 import re
+from types import ModuleType
 from typing import Any
 
-import anthropic
 import openai
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -33,6 +32,14 @@ RESPONSE: dict[str, Any] = {
 KEPT = {"store": False, "include": ["reasoning.encrypted_content"]}
 
 
+@pytest.fixture(scope="module")
+def anthropic() -> ModuleType:
+    """Anthropic's client, whose import takes a second, of which the collection of the tests has no need."""
+    import anthropic
+
+    return anthropic
+
+
 def told(app: App, path: str, body: dict[str, Any]) -> list[str]:
     """Return the JSON of a stream's events; each is below its type."""
     pairs = re.findall(r"^event: (\S+)\ndata: (.*)$", app.stream(path, body), re.MULTILINE)
@@ -50,9 +57,9 @@ def ask(app: App, path: str, body: dict[str, Any]) -> bytes:
 # -- Anthropic's messages ----------------------------------------------------------------------------------------------
 
 
-def test_a_messages_stream_follows_anthropic_s_order(app: App) -> None:
+def test_a_messages_stream_follows_anthropic_s_order(app: App, anthropic: ModuleType) -> None:
     """Thoughts end with a signature, blocks with a stop; ids and counts are where clients look for them."""
-    adapter: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+    adapter: TypeAdapter[Any] = TypeAdapter(anthropic.types.RawMessageStreamEvent)
     events: list[Any] = [adapter.validate_json(one, strict=True) for one in told(app, MESSAGES, MESSAGE)]
     kinds = [getattr(getattr(one, "delta", None), "type", None) or one.type for one in events]
     shown = [kind for at, kind in enumerate(kinds) if kind != (kinds[at - 1] if at else None)]
@@ -70,24 +77,24 @@ def test_a_messages_stream_follows_anthropic_s_order(app: App) -> None:
     assert events[-2].usage.output_tokens == 160
 
 
-def test_a_whole_message_matches_anthropic_s_format(app: App) -> None:
+def test_a_whole_message_matches_anthropic_s_format(app: App, anthropic: ModuleType) -> None:
     """Its thought is signed, so that a client may send it back."""
-    message = Message.model_validate_json(ask(app, MESSAGES, MESSAGE), strict=True)
+    message = anthropic.types.Message.model_validate_json(ask(app, MESSAGES, MESSAGE), strict=True)
     assert message.id.startswith("msg_")
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-    assert message.content[0].signature  # type: ignore[union-attr]
-    assert message.content[2].id.startswith("toolu_")  # type: ignore[union-attr]
+    assert message.content[0].signature
+    assert message.content[2].id.startswith("toolu_")
     assert (message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens) == (0, 0)
 
 
-def test_a_message_without_tools_calls_none(app: App) -> None:
+def test_a_message_without_tools_calls_none(app: App, anthropic: ModuleType) -> None:
     """What looks like a call is text, as in a chat: the client has no tool that it could run."""
-    message = Message.model_validate_json(ask(app, MESSAGES, MESSAGE | {"tools": []}), strict=True)
+    message = anthropic.types.Message.model_validate_json(ask(app, MESSAGES, MESSAGE | {"tools": []}), strict=True)
     assert [block.type for block in message.content] == ["thinking", "text"]
-    assert "<tool_call>" in message.content[1].text  # type: ignore[union-attr]
+    assert "<tool_call>" in message.content[1].text
 
 
-def test_a_conversation_with_all_kinds_of_blocks_goes_on(app: App) -> None:
+def test_a_conversation_with_all_kinds_of_blocks_goes_on(app: App, anthropic: ModuleType) -> None:
     """What an agent sends in its second turn, with what Anthropic's service alone understands."""
     cached = {"cache_control": {"type": "ephemeral"}}
     call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
@@ -99,14 +106,14 @@ def test_a_conversation_with_all_kinds_of_blocks_goes_on(app: App) -> None:
     ]
     body = MESSAGE | {"system": [{"type": "text", "text": "Be brief."} | cached], "messages": ASKED + turns}
     body |= {"metadata": {"user_id": "u"}, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
-    message = Message.model_validate_json(ask(app, MESSAGES, body))
+    message = anthropic.types.Message.model_validate_json(ask(app, MESSAGES, body))
     counted = {name: body[name] for name in ("model", "messages", "system", "tools", "tool_choice")}
     with anthropic.Anthropic(base_url=app.url, api_key="none", max_retries=0) as client:
         assert client.messages.count_tokens(**counted).input_tokens == message.usage.input_tokens
         with pytest.raises(anthropic.NotFoundError) as refused:
             client.messages.create(model="other", messages=ASKED, max_tokens=1)
     assert refused.value.request_id
-    assert refused.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert refused.value.body["error"]["type"] == "not_found_error"
 
 
 # -- OpenAI's responses ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from melld.engine.host.template import TemplateProcess
 from melld.engine.wire import messages as wire
 from melld.engine.wire.spec import WorkerSpec
 from tests.engine.fake_cuda import build
+from tests.patience import PATIENCE_S
 
 GRANULE_BYTES, NBYTES = 2 << 20, 258 << 20
 
@@ -38,7 +39,7 @@ class Tenant:
 
     async def hear(self, kind: type) -> Any:
         """Return the next message of this kind; an unexpected end fails."""
-        while not isinstance(said := await asyncio.wait_for(self.heard.get(), 120), kind):
+        while not isinstance(said := await asyncio.wait_for(self.heard.get(), PATIENCE_S), kind):
             assert not isinstance(said, wire.WorkerFailed | WorkerEnded), said
         return said
 

@@ -160,7 +160,9 @@ class Worker:
         from melld.engine.worker.residency.arena import ArenaMemory
         from melld.engine.worker.residency.memory import hold_kv_in_shared_memory
         from melld.engine.worker.residency.scheduler import schedule_here
+        from melld.engine.worker.start import open_no_ports
 
+        open_no_ports()  # as a worker does: gloo's threads would wake a thousand times a second
         options = dict(options)
         if (library := options.pop("libcuda", None)) is not None:
             ctypes.CDLL(library)  # is found by its name from now on

@@ -17,7 +17,7 @@ from tests.engine.worker.residency.pair import Case, Pair, two_workers
 from tests.engine.worker.residency.test_residency import CASES, GREEDY, HALF_PREFILLED, LONG_PROMPT, SAMPLED
 
 CALM = {"temperature": 0.0, "ignore_eos": True}
-LONG = Case("over several blocks", LONG_PROMPT, CALM | {"max_tokens": 200})
+LONG = Case("over several blocks", LONG_PROMPT, CALM | {"max_tokens": 140})
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba 2": ("granite4_h", {}),
     "without a prefix cache": ("granite4_h", {"enable_prefix_caching": False}),
@@ -120,7 +120,7 @@ def test_a_prefix_cached_at_the_destination_is_used(pair: Pair, via: str, shared
     pair.step(6)
     pair.move(running, via, decode_meanwhile=block_tokens(pair) + 3)
     assert [expected] == pair.finish(running)
-    longer = [LONG_PROMPT + tuple(expected.tokens[:more]) for more in (0, 70, 140, 199)]
+    longer = [LONG_PROMPT + tuple(expected.tokens[:more]) for more in (0, 60, 110, 139)]
     cases = [Case(f"{len(prompt)} tokens", prompt, CALM | {"max_tokens": 8}) for prompt in longer]
     assert pair.finish(*(pair.start(case, pair.there, salt=salt) for case in cases)) == pair.all_unmoved(cases)
 
