@@ -64,10 +64,8 @@ class StepTimes:
         self._most_prompt_tokens = max(self._most_prompt_tokens, prompt_tokens)
         expected_s = self._costs.step_s(decodes, prompt_tokens) if self._costs is not None else 0.0
         new = sums_of((1.0, decodes, prompt_tokens), step_s, expected_s)
-        sums = self._mixed if prompt_tokens else self._decoding
-        keep = 1.0 - 1.0 / REMEMBERED_STEPS
-        for place, value in enumerate(new):
-            sums[place] = keep * sums[place] + value
+        sums, keep = self._mixed if prompt_tokens else self._decoding, 1.0 - 1.0 / REMEMBERED_STEPS
+        sums[:] = [keep * value + added for value, added in zip(sums, new, strict=True)]
         if self.steps % REFIT_STEPS == 0:
             self._costs = None
 
@@ -92,12 +90,15 @@ _PAIRS = [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]
 
 
 def sums_of(row: tuple[float, float, float], value: float, expected: float = 0.0) -> list[float]:
-    """Return what one observation adds to the sums.
+    """Return what one observation adds to the sums: the products of `_PAIRS`, and those with the value.
 
     Errors count relative to the larger of value and expectation, so that no outlier is believed.
     """
-    weighed = [max(value, expected) ** -2 * one for one in row]
-    return [*(weighed[i] * row[j] for i, j in _PAIRS), *(one * value for one in weighed)]
+    one, two, three = row
+    weight = max(value, expected) ** -2
+    first, second, third = weight * one, weight * two, weight * three
+    pairs = first * one, first * two, first * three, second * two, second * three, third * three
+    return [*pairs, first * value, second * value, third * value]
 
 
 def fitted(sums: list[float]) -> list[float]:

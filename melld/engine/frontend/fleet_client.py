@@ -88,10 +88,14 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
 
         If many are waiting, their reader would never yield to the event loop on its own.
         """
-        if time.monotonic() - self._turned_s > LONGEST_TURN_S:
+        queue = self._fleet.outputs
+        is_new_turn = queue.empty()  # then `get` waits
+        if not is_new_turn and time.monotonic() - self._turned_s > LONGEST_TURN_S:
             await asyncio.sleep(0)
+            is_new_turn = True
+        outputs = self._masks.sift(self._prompt_logprobs.sift(await queue.get()))
+        if is_new_turn:
             self._turned_s = time.monotonic()
-        outputs = self._masks.sift(self._prompt_logprobs.sift(await self._fleet.outputs.get()))
         outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics do not handle engines added later
         return outputs
 

@@ -1,8 +1,10 @@
 """The report to the daemon after a step: the outputs with their leases, and the changes in the blocks.
 
-Owns the reports' numbers.  For the engine thread: nothing is serialised here.
+Owns the reports' numbers, and how often they carry vLLM's statistics.  For the engine thread: nothing is serialised
+here.
 """
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,10 @@ from melld.migrate.snapshot import WARM_SUFFIX
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.metrics.stats import SchedulerStats
 
+STATISTICS_EVERY_S = 0.1
+"""How often vLLM's statistics are sent while only the usage of its cache changes: they cost as much as a step."""
 IDLE = StepCounts()
 
 
@@ -28,13 +33,17 @@ class StepReporter:
         book: Book,
         moves: Moves,
         out: "Callable[[wire.StepDone, EngineCoreOutputs | None], None]",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blocks = blocks
         self._book = book
         self._moves = moves
         self._out = out
+        self._clock = clock
         self._reports = 0
         self._last_sums = (-1, -1, -1)
+        self._statistics: SchedulerStats | None = None
+        self._statistics_due_s = 0.0
 
     def begin_again(self) -> None:
         """Restart report numbers at 1: the daemon has forgotten the earlier ones."""
@@ -42,6 +51,8 @@ class StepReporter:
 
     def report(self, outputs: "EngineCoreOutputs | None", step_s: float, counts: StepCounts = IDLE) -> None:
         """Report the changes of a step that computed `counts`, if there are any."""
+        if outputs is not None and outputs.scheduler_stats is not None:
+            outputs.scheduler_stats = self._news(outputs.scheduler_stats, self._clock())
         leases, book = {}, self._book
         for output in outputs.outputs if outputs is not None else ():
             if lease := book.leases.get(output.request_id):
@@ -67,3 +78,19 @@ class StepReporter:
             prompt_tokens=counts.prompt_tokens,
         )
         self._out(done, outputs)
+
+    def _news(self, statistics: "SchedulerStats", now_s: float) -> "SchedulerStats | None":
+        """Return the statistics unless they count nothing and tell of as many requests as the last ones."""
+        last = self._statistics
+        if last is not None and now_s < self._statistics_due_s:
+            last.kv_cache_usage = statistics.kv_cache_usage
+            if statistics == last:
+                return None
+        self._statistics_due_s = now_s + STATISTICS_EVERY_S
+        self._statistics = type(statistics)(
+            num_running_reqs=statistics.num_running_reqs,
+            num_waiting_reqs=statistics.num_waiting_reqs,
+            num_skipped_waiting_reqs=statistics.num_skipped_waiting_reqs,
+            num_kv_fetch_reqs_by_stage=statistics.num_kv_fetch_reqs_by_stage,
+        )
+        return statistics

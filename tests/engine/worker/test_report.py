@@ -1,0 +1,44 @@
+"""What the reports of steps carry of vLLM's statistics."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+from melld.engine.wire.messages import BlockReport
+from melld.engine.worker.report import StepReporter
+
+
+def reporter(clock: Callable[[], float]) -> tuple[StepReporter, list[SchedulerStats | None]]:
+    """Return a reporter of a worker without requests, and the statistics that it has sent."""
+    sent: list[Any] = []
+    blocks = SimpleNamespace(collect=lambda: BlockReport(0, 8, 0, {}))
+    book, moves = SimpleNamespace(leases={}, gone=[]), SimpleNamespace(warming=[])
+    parts = cast("Any", blocks), cast("Any", book), cast("Any", moves)
+    return StepReporter(*parts, lambda _, told: sent.append(cast("Any", told).scheduler_stats), clock), sent
+
+
+def step(running: int, usage: float, **more: Any) -> EngineCoreOutputs:
+    """Return the outputs of a step with these statistics."""
+    return EngineCoreOutputs(scheduler_stats=SchedulerStats(num_running_reqs=running, kv_cache_usage=usage, **more))
+
+
+def test_the_usage_of_the_cache_alone_is_told_now_and_then() -> None:
+    """A gauge that is read every few seconds is not sent with each token."""
+    times = iter((0.0, 0.01, 0.02, 0.03, 0.2))
+    made, sent = reporter(lambda: next(times))
+    for running, usage in ((1, 0.1), (1, 0.2), (2, 0.3), (2, 0.4), (2, 0.5)):
+        made.report(step(running, usage), 0.01)
+    assert [None if one is None else one.kv_cache_usage for one in sent] == [0.1, None, 0.3, None, 0.5]
+
+
+def test_statistics_that_count_are_all_told() -> None:
+    """Counters of prefix hits and drafted tokens are sums of what is sent."""
+    made, sent = reporter(lambda: 0.0)
+    for _ in range(3):
+        made.report(step(1, 0.1, prefix_cache_stats=PrefixCacheStats(requests=1, queries=5)), 0.01)
+        made.report(step(1, 0.1, spec_decoding_stats=SpecDecodingStats.new(2)), 0.01)
+    assert None not in sent
