@@ -204,10 +204,10 @@ class Driver:
         asked = Asked(via, after_first_token, asyncio.get_running_loop().create_future())
         self.wanted.asked[request] = asked
         self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
-        if self.wanted.way_of(request) is None and not asked.begins.done():
+        if self.wanted.way_of(request) is None and not asked.answer.done():
             del self.wanted.asked[request]
             raise NoRoomAsked(request, destination)
-        return await self.executor.report(await asked.begins)
+        return await asked.answer
 
     def is_pinned(self, request: RequestId) -> bool:
         """Return True if an operator has pinned the request to its worker or destination."""

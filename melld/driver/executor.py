@@ -43,16 +43,14 @@ class NoLink(MelldError):
 
 
 class Move:
-    """A migration under way, with its timer and the events of its end."""
+    """A migration under way, with its timer.  `answer`: to the operator who ordered it, if one did."""
 
-    def __init__(self, migration: Migration) -> None:
+    def __init__(self, migration: Migration, answer: asyncio.Future[MoveReport] | None) -> None:
         self.migration = migration
+        self.answer = answer
         self.snapshot: list[bytes] = []
         self.timer: asyncio.TimerHandle | None = None
         self.gap_s: float | None = None
-        self.ended = asyncio.Event()
-        self.told = asyncio.Event()
-        """Set once the migration has ended and the client's gap, if any, is known."""
 
     @property
     def wish(self) -> Wish:
@@ -83,8 +81,8 @@ class Executor:
 
     # -- called by the driver ----------------------------------------------------------------------------------------
 
-    def start(self, wish: Wish) -> Move:
-        """Start to move a request.
+    def start(self, wish: Wish, answer: asyncio.Future[MoveReport] | None = None) -> None:
+        """Start to move a request; report to `answer` once the move has ended and the client has its next token.
 
         Raises:
             MoveRefused: the request is not at the source, or is moving already.
@@ -99,9 +97,8 @@ class Executor:
             wish.via = Via.TOKENS
         self._numbers += 1
         wish.move, wish.lease = self._numbers, live.new_lease()
-        self.moves[wish.request] = move = Move(Migration(wish, self._clock()))
+        self.moves[wish.request] = Move(Migration(wish, self._clock()), answer)
         self._start_queued(wish.link)
-        return move
 
     def check_link(self, request: RequestId, destination: WorkerId, via: Via | None) -> str:
         """Say why the request's KV cannot be copied to the destination; empty if it can.
@@ -118,15 +115,6 @@ class Executor:
         if why_not and via is Via.KV:
             raise NoLink(source, destination, why_not)
         return why_not
-
-    async def report(self, move: Move) -> MoveReport:
-        """Return the report once the migration has ended and the client has received its next token."""
-        await move.ended.wait()
-        try:
-            await asyncio.wait_for(move.told.wait(), GAP_S)
-        except TimeoutError:
-            log.warning("request %s: no token for %.0f s since its move", move.wish.request, GAP_S)
-        return report_of(move.migration, move.gap_s)
 
     # -- called by the fleet -----------------------------------------------------------------------------------------
 
@@ -168,8 +156,7 @@ class Executor:
         """Cancel the request's migration, if there is one."""
         if (move := self.moves.get(request)) is not None:
             self._happened(move, Sign.GONE)
-        if (waiting := self._gaps.pop(request, None)) is not None:
-            waiting.told.set()
+        self._answer(self._gaps.pop(request, None))
 
     def resumed(self, request: RequestId, gap_s: float | None) -> None:
         """Note the gap that the client saw, if it had a token before."""
@@ -177,7 +164,7 @@ class Executor:
             move.gap_s = gap_s
             if gap_s is not None:
                 self._meters.gap(move.migration.via, gap_s)
-            move.told.set()
+            self._answer(move)
 
     # -- the table's actions -----------------------------------------------------------------------------------------
 
@@ -195,9 +182,8 @@ class Executor:
                 case Tell():
                     self._tell(move, action)
                 case HandOver():
-                    if (earlier := self._gaps.get(move.wish.request)) is not None:
-                        earlier.told.set()
-                    self._gaps[move.wish.request] = move
+                    earlier, self._gaps[move.wish.request] = self._gaps.get(move.wish.request), move
+                    self._answer(earlier)
                     self._commit(move, action.lease)
                 case Finish():
                     self._finish(move, action.outcome)
@@ -231,9 +217,9 @@ class Executor:
         move.snapshot = []
         del self.moves[wish.request]
         self._fleet.ledger.release(wish.destination, wish.request)
-        if self._gaps.get(wish.request) is not move:
-            move.told.set()
-        move.ended.set()
+        self._answer(move)
+        if move.answer is not None and not move.answer.done():  # no token may come
+            asyncio.get_running_loop().call_later(GAP_S, self._answer, move, True)
         self._meters.ended(migration, outcome)
         # A policy may ask again and again for a move that cannot start at all.
         never_began = outcome is Outcome.REFUSED and migration.number <= 1
@@ -242,6 +228,13 @@ class Executor:
             how = wish.request, outcome, wish.destination
             self._fleet.tell(events.MoveAborted(self._clock(), *how, cause=wish.cause))
         self._start_queued(move.wish.link)
+
+    def _answer(self, move: Move | None, is_late: bool = False) -> None:
+        """Report the move to the operator who ordered it, once it has ended and the client has its next token."""
+        if move is None or move.answer is None or move.answer.done() or move.migration.state is not MoveState.ENDED:
+            return
+        if is_late or self._gaps.get(move.wish.request) is not move:
+            move.answer.set_result(report_of(move.migration, move.gap_s))
 
     # -- links -------------------------------------------------------------------------------------------------------
 

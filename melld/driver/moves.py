@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from melld.driver.executor import Executor, Move
+from melld.driver.executor import Executor
+from melld.driver.report import MoveReport
 from melld.engine.fleet.fleet import Fleet
 from melld.errors import MelldError
 from melld.ids import RequestId, WorkerId
@@ -39,11 +40,11 @@ class MoveCancelled(MelldError):
 
 
 class Asked(NamedTuple):
-    """An operator's order: how the request is to go, and how to answer once it goes or never will."""
+    """An operator's order: how the request is to go, and the answer once the move is over."""
 
     via: Via | None
     after_first_token: bool
-    begins: asyncio.Future[Move]
+    answer: asyncio.Future[MoveReport]
 
 
 class WantedMoves:
@@ -207,7 +208,8 @@ class WantedMoves:
             wish.via = wish.planned
         wish.paces = self._paces(wish)
         try:
-            move = self._executor.start(wish)
+            asked = self.asked.get(wish.request)
+            self._executor.start(wish, asked.answer if asked is not None else None)
         except Exception as error:  # the boundary of one move: the others start
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", wish)
@@ -215,8 +217,7 @@ class WantedMoves:
                 self.planner.ended(wish.request)
                 self._cancel(wish, str(error))
             return
-        if (asked := self.asked.pop(wish.request, None)) is not None and not asked.begins.done():
-            asked.begins.set_result(move)
+        self.asked.pop(wish.request, None)
 
     def _paces(self, wish: Wish) -> dict[Via, MovePace]:
         """Return a pace for each way on which the move takes more than one epoch."""
@@ -235,5 +236,5 @@ class WantedMoves:
 
     def _answer(self, request: RequestId, why: str) -> None:
         """Tell the operator, if one waits, that the move was cancelled."""
-        if (asked := self.asked.pop(request, None)) is not None and not asked.begins.done():
-            asked.begins.set_exception(MoveCancelled(request, why))
+        if (asked := self.asked.pop(request, None)) is not None and not asked.answer.done():
+            asked.answer.set_exception(MoveCancelled(request, why))

@@ -147,7 +147,7 @@ class ModelGone(OfInstance, frozen=True, tag=True, gc=False):
     """The instance's process exited, requested or not; its granules are free and zero, and no copy reads them."""
 
 
-class ModelLoad(msgspec.Struct, frozen=True, gc=False):
+class ModelLoad(msgspec.Struct, gc=False):
     """Work of one model since the last report.
 
     `ended` requests got `output_tokens` and held `held_bytes` each at their end (a sum over them); `prefill_s` is what

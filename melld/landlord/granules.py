@@ -69,8 +69,12 @@ class GranuleLedger:
         others_bytes = self._resident_bytes - self.resident(worker)
         return (self.memory_bytes - others_bytes - resident_bytes) // self.granule_bytes - 1 >= kept
 
+    def granules(self, worker: WorkerId) -> tuple[int, ...]:
+        """Return the granules that the worker may use."""
+        return tuple(self._granted.get(worker, ()))
+
     def granted(self, worker: WorkerId) -> int:
-        """Return how many granules the worker may use."""
+        """Return how many they are."""
         return len(self._granted.get(worker, ()))
 
     def reside(self, worker: WorkerId, resident_bytes: int) -> None:
@@ -100,7 +104,7 @@ class GranuleLedger:
 
     def give_back_all(self, worker: WorkerId) -> None:
         """Free everything that the worker has."""
-        self.give_back(worker, tuple(self._granted.get(worker, ())))
+        self.give_back(worker, self.granules(worker))
 
     def _balance(self) -> None:
         """Close free granules beyond the limit, or open closed ones below it."""

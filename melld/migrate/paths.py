@@ -1,17 +1,14 @@
-"""The bins that a move draws from, their capacity in an epoch, and the moves that share bins.
+"""The bins that a move draws from, and their capacity in an epoch.
 
 Owns the names of the bins.  Never packs and never books.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
 
 from melld.ids import WorkerId
 from melld.migrate.boundaries import Boundaries
 from melld.migrate.packing import Bin
 from melld.migrate.snapshot import Via
-
-Item = TypeVar("Item")
 
 
 def path(boundaries: Boundaries, source: WorkerId, destination: WorkerId) -> tuple[Bin, ...]:
@@ -39,23 +36,3 @@ def boundary(name: Bin, boundaries: Boundaries, batches: Mapping[WorkerId, int])
         case "shared":
             return boundaries.segment_bytes(first)
     return boundaries.prefill_tokens(worker, batches.get(worker, 0))
-
-
-def together(items: Sequence[tuple[Item, Sequence[Bin]]]) -> list[list[Item]]:
-    """Group the items that share bins, directly or through others; keep the order in and among the groups."""
-    leader: dict[Bin, int] = {}
-    lead = list(range(len(items)))
-
-    def first_of(index: int) -> int:
-        while lead[index] != index:
-            lead[index] = index = lead[lead[index]]
-        return index
-
-    for index, (_, bins) in enumerate(items):
-        for name in bins:
-            one, other = sorted((first_of(index), first_of(leader.setdefault(name, index))))
-            lead[other] = one
-    groups: dict[int, list[Item]] = {}
-    for index, (item, _) in enumerate(items):
-        groups.setdefault(first_of(index), []).append(item)
-    return list(groups.values())

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from melld.ids import WorkerId
 from melld.kvstore.device_reading import GpuLink, Proximity
 from melld.migrate.boundaries import Pair, Segment
-from melld.migrate.paths import together
 
 HOST_MEMORY = "host memory"
 PLACES = {
@@ -80,12 +79,12 @@ def segments_of_machines(machines: Mapping[WorkerId, str]) -> tuple[Segment, ...
 
 def _below(links: Mapping[Pair, GpuLink], level: Proximity) -> list[list[WorkerId]]:
     """Return the groups of two or more devices that share an ancestor at that level."""
-    workers = sorted({worker for pair in links for worker in pair})
-    near = [pair for pair, link in links.items() if link.proximity is not None and link.proximity <= level]
-    joined = [
-        (worker, [(worker,), *((one, other) for one, other in near if worker in (one, other))]) for worker in workers
-    ]
-    return [group for group in together(joined) if len(group) > 1]
+    groups: list[set[WorkerId]] = []
+    for pair, link in links.items():
+        if link.proximity is not None and link.proximity <= level:
+            joined = [group for group in groups if not group.isdisjoint(pair)]
+            groups = [group for group in groups if group not in joined] + [set(pair).union(*joined)]
+    return sorted(map(sorted, groups))
 
 
 def _shared(segments: Sequence[Segment]) -> tuple[Segment, ...]:

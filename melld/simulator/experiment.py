@@ -13,7 +13,6 @@ import numpy as np
 from melld import __version__
 from melld.decisions.records import header_record
 from melld.scheduler.cluster import ClusterSettings
-from melld.scheduler.policies.mell.plan import MellSettings
 from melld.scheduler.policies.mell.policy import Mell
 from melld.scheduler.policies.names import POLICIES, Policies
 from melld.scheduler.priorities import Priorities
@@ -26,7 +25,7 @@ from melld.simulator.workload import Workload
 
 ALL_POLICIES: Policies = {
     **POLICIES,
-    "mell-unbatched": partial(Mell, settings=MellSettings(batching=False)),
+    "mell-unbatched": partial(Mell, batching=False),
 }
 
 

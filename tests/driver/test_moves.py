@@ -11,11 +11,11 @@ from melld.control.messages import AlreadyThere
 from melld.driver.moves import MoveCancelled
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId
-from melld.migrate.snapshot import Via
+from melld.migrate.snapshot import MoveRefused, Via
 from melld.migrate.wish import Cause
 from melld.scheduler.state import RequestState
 from tests.scheduler.law import check_cluster
-from tests.serve.offline_daemon import TIGHT, W0, W1, OfflineDaemon
+from tests.serve.offline_daemon import TIGHT, W0, W1, W2, OfflineDaemon
 
 
 @pytest.fixture
@@ -61,6 +61,21 @@ async def test_a_move_beyond_the_link_s_budget_waits_with_its_cause(daemon: Offl
     assert daemon.begun().keys() == {first, second}
     daemon.refuse(second)
     assert [report.outcome for report in await asyncio.gather(*tasks)] == ["refused", "refused"]
+
+
+async def test_a_move_is_not_ordered_twice(daemon: OfflineDaemon) -> None:
+    """Nobody waits for a move that another operator has ordered, maybe to elsewhere, whether it waits or has begun."""
+    first, second = await two_on_w0(daemon)
+    tasks = [daemon.ask(name, W1, Via.KV) for name in (first, second)]
+    await asyncio.sleep(0)
+    for name in (first, second):
+        with pytest.raises(MoveRefused, match="on its way already"):
+            await daemon.ask(name, W2)
+    daemon.refuse(first)
+    daemon.epoch()
+    daemon.epoch()
+    daemon.refuse(second)
+    assert [report.destination for report in await asyncio.gather(*tasks)] == [W1, W1]
 
 
 async def test_a_copy_larger_than_a_boundary_is_paced(daemon: OfflineDaemon) -> None:

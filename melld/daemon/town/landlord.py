@@ -9,9 +9,8 @@ Has tenants only where several models share devices.  Decides nothing: `melld.la
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -196,16 +195,21 @@ class LandlordShell(Owner):
         is_loading = self.landlord.instances[worker].state is InstanceState.LOADING  # and has no granules
         if not is_loading and worker not in self._scrubbed:  # else it has died as it began to doze
             self._scrubbed.add(worker)
-            self._do(self._scrub(worker))
+            task = asyncio.get_running_loop().create_task(self._scrub(worker))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
 
     def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
         """See `Owner`."""
-        self._by_worker[worker].returned(worker, returned)
+        self._by_worker[worker].moved_blocks += returned.moved_blocks
         self.hear(e.KvReturned(self._clock(), worker, returned.granules))
 
     async def _scrub(self, worker: WorkerId) -> None:
-        place = (tenant := self._by_worker[worker]).fleet.places[worker]
-        await tenant.scrub(worker, self.arenas.get(self.landlord.instances[worker].house.name))
+        """Free the memory of a worker that has ended or dozes.  What it is granted meanwhile does not reach it."""
+        place, house = (tenant := self._by_worker[worker]).fleet.places[worker], self.landlord.instances[worker].house
+        arena, granules = self.arenas.get(house.name), house.ledger.granules(worker)
+        if arena is not None and tenant.lends and granules:
+            await arena.scrub(granules)
         self._scrubbed.discard(worker)
         if place.life.state is State.DOZING:
             self.hear(e.ModelDozed(self._clock(), worker, place.dozing_bytes))
@@ -213,12 +217,6 @@ class LandlordShell(Owner):
         self.hear(e.ModelGone(self._clock(), worker))
         if (leaving := self._leaving.pop(worker, None)) is not None and not leaving.cancelled():
             leaving.set_result(None)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -235,10 +233,11 @@ class LandlordShell(Owner):
                 last = self._last_offers.get(worker)
                 if last is None or last.cause <= command.cause:  # else a command before it has led to a newer one
                     self._offers[worker] = self._last_offers[worker] = command
-            case e.GrantKv():
-                tenant.grant(command)
+            case e.GrantKv() if tenant.lends:  # else its KV memory is its own
+                tenant.fleet.lending.grant(worker, command.granules, command.cause)
             case e.TakeKv():
-                tenant.take(command)
+                tenant.takes += 1
+                tenant.fleet.lending.take(worker, command.granules, command.deadline_s, command.cause)
             case e.LoadModel():
                 self._load(tenant, worker)
             case e.UnloadModel():

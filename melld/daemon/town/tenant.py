@@ -1,7 +1,7 @@
 """One of several models as the Landlord sees it: its scheduler's counts, its requests' statistics, its granules.
 
-Owns the counts since the last report, what its scheduler is told of its workers, which of them was told of which
-granules, and how far the removal of the model is.  Decides nothing.
+Owns the counts since the last report, what its scheduler is told of its workers, and how far the removal of the model
+is.  Decides nothing.
 """
 
 import asyncio
@@ -47,19 +47,19 @@ class Tenant:
         self.block_bytes = block_bytes
         self.loads = self.takes = self.moved_blocks = 0
         """Loads of its workers, takes of KV memory from them, and blocks that were moved for these."""
-        self._granted: dict[WorkerId, set[int]] = {}
         self._offer: Offer | None = None
         self._told: dict[WorkerId, tuple[int, int]] = {}
         self._sizes: dict[RequestId, int] = {}
-        self._counts: dict[str, float] = {}
+        self._load = ModelLoad()
 
     # -- what the model does -----------------------------------------------------------------------------------------
 
     def heard(self, event: events.AnyEvent) -> None:
-        """Update the counters from an event about the model's requests."""
+        """Count an event about the model's requests."""
+        load = self._load
         match event:
             case events.RequestArrived():
-                self._count(arrivals=1)
+                load.arrivals += 1
                 if event.request in self.model.parts.cluster.requests:  # else it was refused
                     self._sizes[event.request] = event.kv_bytes
             case events.RequestsGrew():
@@ -67,25 +67,24 @@ class Tenant:
             case events.RequestFinished():
                 held_bytes = self._sizes.pop(event.request, 0)
                 if event.output_tokens:
-                    self._count(ended=1, output_tokens=event.output_tokens, held_bytes=held_bytes)
+                    load.ended += 1
+                    load.output_tokens += event.output_tokens
+                    load.held_bytes += held_bytes
             case events.WorkersPaced():
                 for pace in event.paces.values():
-                    self._count(prompts=pace.prompts, prefill_s=pace.prefill_s)
-                    self._counts["step_s"] = pace.step_s or self._counts.get("step_s", 0.0)
-
-    def _count(self, **counts: float) -> None:
-        for name, count in counts.items():
-            self._counts[name] = self._counts.get(name, 0) + count
+                    load.prompts += pace.prompts
+                    load.prefill_s += pace.prefill_s
+                    load.step_s = pace.step_s or load.step_s
 
     def take_load(self, instances: Mapping[WorkerId, Instance]) -> ModelLoad:
         """Return what the model did since the last call.  Placed requests wait, too, for memory for its weights."""
         clearing = [worker for worker in self.fleet.places if instances[worker].state is InstanceState.CLEARING]
         held = sum(len(self.fleet.places[worker].held) for worker in clearing)
-        counts, self._counts = self._counts, {}
+        load, self._load = self._load, ModelLoad()
         unplaced = self._unplaced()
-        first_bytes = next(iter(unplaced.values()), 0) if self.lends else 0
-        waiting = held + len(unplaced) + len(self.model.waiting)
-        return ModelLoad(waiting=waiting, first_bytes=first_bytes, **counts)  # type: ignore[arg-type]
+        load.first_bytes = next(iter(unplaced.values()), 0) if self.lends else 0
+        load.waiting = held + len(unplaced) + len(self.model.waiting)
+        return load
 
     def _unplaced(self) -> dict[RequestId, int]:
         """Return the sizes of the requests that have no place."""
@@ -170,30 +169,6 @@ class Tenant:
         if worker in self.model.parts.cluster.workers and worker not in self.driver.drains.by_worker:
             kind = events.WorkerResumed if is_reopened else events.WorkerDraining
             self.driver.handle(kind(now_s, worker=worker))
-
-    # -- its granules ------------------------------------------------------------------------------------------------
-
-    def grant(self, command: e.GrantKv) -> None:
-        """Let a worker use these granules, unless its KV memory is its own."""
-        if self.lends:
-            self._granted.setdefault(command.worker, set()).update(command.granules)
-            self.fleet.lending.grant(command.worker, command.granules, command.cause)
-
-    def take(self, command: e.TakeKv) -> None:
-        """Take granules from a worker."""
-        self.takes += 1
-        self.fleet.lending.take(command.worker, command.granules, command.deadline_s, command.cause)
-
-    def returned(self, worker: WorkerId, returned: wire.GranulesReturned) -> None:
-        """Note granules that a worker has given back, late or not."""
-        self.moved_blocks += returned.moved_blocks
-        self._granted.get(worker, set()).difference_update(returned.granules)
-
-    async def scrub(self, worker: WorkerId, arena: AnyArena | None) -> None:
-        """Free the memory of a worker that has ended or dozes."""
-        if arena is not None and (granules := tuple(self._granted.get(worker, ()))):
-            await arena.scrub(granules)
-        self._granted.pop(worker, None)  # what was granted meanwhile has not reached it
 
     # -- its removal -------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,6 @@ from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Duty, Request
 
 
-class MellSettings(msgspec.Struct, frozen=True):
-    """`batching`: moves wait for the epoch."""
-
-    batching: bool = True
-
-
 class HeldMove(msgspec.Struct):
     """A move held back until the epoch: the request's bytes count on `destination` in the plan."""
 
@@ -36,9 +30,9 @@ class HeldMove(msgspec.Struct):
 class MellPlan:
     """The book, and the execution of its decisions as commands."""
 
-    def __init__(self, cluster: Cluster, settings: MellSettings) -> None:
+    def __init__(self, cluster: Cluster, *, batching: bool) -> None:
         self.cluster = cluster
-        self.settings = settings
+        self._batching = batching
         self.book = BinBook(cluster)
         self.held: dict[Request, HeldMove] = {}
         self.holes: dict[tuple[Bin, SizeClass], None] = {}
@@ -100,7 +94,7 @@ class MellPlan:
         source = request.worker
         if source is bin_.worker:
             return
-        if source is None or not self.settings.batching:
+        if source is None or not self._batching:
             self._carry_out(request, bin_, reason)
         else:
             held = HeldMove(self.book.bin_of(source), bin_, request.kv_bytes, reason)

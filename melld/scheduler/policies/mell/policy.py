@@ -13,7 +13,7 @@ from melld.scheduler.cluster import Cluster
 from melld.scheduler.policies.mell import allocate, settle, update
 from melld.scheduler.policies.mell.bins import Bin, Item, class_of_single
 from melld.scheduler.policies.mell.classes import Limits, SizeClass, T
-from melld.scheduler.policies.mell.plan import MellPlan, MellSettings
+from melld.scheduler.policies.mell.plan import MellPlan
 from melld.scheduler.policy import Policy
 from melld.scheduler.reasons import Reason
 from melld.scheduler.state import Request, Worker
@@ -24,10 +24,11 @@ class Mell(Policy):
 
     name: ClassVar[str] = "mell"
 
-    def __init__(self, cluster: Cluster, settings: MellSettings | None = None) -> None:
+    def __init__(self, cluster: Cluster, *, batching: bool = True) -> None:
+        """`batching`: moves wait for the epoch."""
         super().__init__(cluster)
-        self.settings = settings or MellSettings()
-        self.plan = MellPlan(cluster, self.settings)
+        self._batching = batching
+        self.plan = MellPlan(cluster, batching=batching)
         self._ahead_bytes = cluster.ahead_bytes
         self._overloaded: dict[Bin, None] = {}
 
@@ -183,7 +184,7 @@ class Mell(Policy):
                 del self._overloaded[bin_]
 
     def _end_operation(self) -> None:
-        if not self.settings.batching:
+        if not self._batching:
             self._fill_holes()
 
     def _fill_holes(self) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from melld.scheduler import events as e
 from melld.scheduler.cluster import ClusterSettings
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, TINY, WEIGHT_SIXTHS, L, Limits, M, S, T
-from melld.scheduler.policies.mell.plan import MellSettings
 from melld.scheduler.policies.mell.policy import Mell
 from melld.scheduler.scheduler import Scheduler, SchedulerSettings
 from tests.scheduler.law import check_cluster
@@ -18,11 +17,10 @@ class Packing:
     """A scheduler with MELL, the sizes that it was given, and the moves that it made."""
 
     def __init__(
-        self, settings: MellSettings | None = None, workers: int = 60, capacity: int = CAPACITY, horizon_s: float = 0.0
+        self, *, batching: bool = False, workers: int = 60, capacity: int = CAPACITY, horizon_s: float = 0.0
     ) -> None:
         cluster = ClusterSettings(instant_moves=True, horizon_s=horizon_s)
-        settings = settings or MellSettings(batching=False)
-        self.scheduler = Scheduler(lambda cluster: Mell(cluster, settings), SchedulerSettings(cluster))
+        self.scheduler = Scheduler(lambda cluster: Mell(cluster, batching=batching), SchedulerSettings(cluster))
         self.now_s = 0.0
         self.capacity = capacity
         self.sizes: dict[str, int] = {}

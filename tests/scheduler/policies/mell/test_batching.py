@@ -8,13 +8,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from melld.scheduler import events as e
-from melld.scheduler.policies.mell.plan import MellSettings
 from tests.effort import examples
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 from tests.scheduler.policies.mell.test_theorem import EDGES, SIZES
-
-BATCHED = MellSettings(batching=True)
-UNBATCHED = MellSettings(batching=False)
 
 
 def one_epoch(packing: Packing, first: list[int], seed: int, arrivals: list[int]) -> list[e.MoveRequest]:
@@ -49,7 +45,7 @@ def test_a_batched_epoch_serves_the_same_and_moves_each_request_once(
     A request that steps aside to break a circle of moves may be moved twice, and so may one whose first move had to
     be carried out at once to make room for an arrival.
     """
-    packing = Packing(BATCHED)
+    packing = Packing(batching=True)
     moves = one_epoch(packing, first, seed, arrivals)
     straight = [move.request for move in moves if move.reason != "circle"]
     assert arrivals or len(straight) == len(set(straight))
@@ -57,7 +53,7 @@ def test_a_batched_epoch_serves_the_same_and_moves_each_request_once(
     assert not packing.policy.plan.held
     packing.check_theorem()
     packing.check_groups()
-    at_once = Packing(UNBATCHED)
+    at_once = Packing()
     one_epoch(at_once, first, seed, arrivals)
     assert not at_once.queued
     assert sorted(chain(*packing.bins())) == sorted(chain(*at_once.bins()))
@@ -66,22 +62,22 @@ def test_a_batched_epoch_serves_the_same_and_moves_each_request_once(
 def test_batching_saves_moves_over_a_run() -> None:
     """Its purpose (paper: 25-30 %): fewer moves for the same requests, epoch after epoch."""
     moves = {}
-    for settings in (BATCHED, UNBATCHED):
+    for batching in (True, False):
         total = 0
         for seed in range(20):
             chance = random.Random(seed)
             first = [chance.randint(1, CAPACITY * 2 // 3) for _ in range(30)]
             arrivals = [chance.randint(1, CAPACITY * 2 // 3) for _ in range(9)]
-            total += len(one_epoch(Packing(settings), first, seed, arrivals))
-        moves[settings.batching] = total
+            total += len(one_epoch(Packing(batching=batching), first, seed, arrivals))
+        moves[batching] = total
     assert moves[True] < 0.9 * moves[False]
 
 
 def test_an_arrival_takes_the_hole_that_a_refill_would_have_filled() -> None:
     """The refill has become unnecessary: nothing moves."""
     s = CAPACITY // 4 + 1
-    for settings, moves in ((BATCHED, 0), (UNBATCHED, 1)):
-        packing = Packing(settings)
+    for batching, moves in ((True, 0), (False, 1)):
+        packing = Packing(batching=batching)
         first, *_ = packing.arrive(s, s, s, s, s)
         packing.epoch()
         packing.finish(first)
@@ -93,7 +89,7 @@ def test_an_arrival_takes_the_hole_that_a_refill_would_have_filled() -> None:
 
 def test_before_the_epoch_only_moves_for_arrivals_start() -> None:
     """What happens meanwhile may make held-back moves unnecessary."""
-    packing = Packing(BATCHED)
+    packing = Packing(batching=True)
     s = CAPACITY // 4 + 1
     first, *_, last = packing.arrive(s, s, s, s)
     packing.finish(first)
@@ -107,7 +103,7 @@ def test_growth_is_judged_one_horizon_ahead() -> None:
     """A request must leave while there is still room to grow into, so the move begins before the overflow."""
     moved_at = {}
     for horizon_s in (0.0, 10.0):
-        packing = Packing(BATCHED, horizon_s=horizon_s)
+        packing = Packing(batching=True, horizon_s=horizon_s)
         names = packing.arrive(CAPACITY // 2, CAPACITY // 3)
         for step in range(1, 60):
             packing.grow({names[0]: CAPACITY // 2 + 10 * step, names[1]: CAPACITY // 3 + 10 * step})

@@ -3,10 +3,8 @@
 from fractions import Fraction
 
 from melld.scheduler.policies.mell.classes import FULL_SIXTHS, WEIGHT_SIXTHS, L, Limits, M, S, T
-from melld.scheduler.policies.mell.plan import MellSettings
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 
-MENDED = MellSettings(batching=False)
 QUARTER, HALF = CAPACITY // 4, CAPACITY // 2
 
 
@@ -15,7 +13,7 @@ def test_t_moves_to_l() -> None:
 
     As printed T never moves to L, and the same requests take 1.5 times the optimum.
     """
-    packing = Packing(MENDED)
+    packing = Packing()
     packing.arrive(*[QUARTER] * 16, *[HALF + 1] * 8)
     packing.check_theorem()
     # C/4 + C/4 + (C/2 + 1) is one byte too much, so a worker holds one L and one T: 8 bins, and 8 T left in 2.
@@ -24,35 +22,35 @@ def test_t_moves_to_l() -> None:
 
 def test_the_bound_of_the_quarters_holds_when_they_fit() -> None:
     """With one byte less per quarter the optimum is n, and the rules stay within 4/3 of it and a constant."""
-    packing = Packing(MENDED)
+    packing = Packing()
     packing.arrive(*[QUARTER - 1] * 16, *[HALF + 1] * 8)
     assert len(packing.bins()) == 8
 
 
 def test_t_goes_to_an_m_worker() -> None:
     """Allocate T as printed looks at L only, so a T would open a worker beside pairs of M with room for it."""
-    packing = Packing(MENDED)
+    packing = Packing()
     packing.arrive(CAPACITY // 3 + 1, CAPACITY // 3 + 1, CAPACITY // 8 + 1)
     assert len(packing.bins()) == 1
 
 
 def test_two_m_leave_room_for_two_t() -> None:
     """M + M is above 2C/3, which leaves room for two T just over C/8, not one as the paper has it."""
-    packing = Packing(MENDED)
+    packing = Packing()
     packing.arrive(*[CAPACITY // 3 + 1] * 2, *[CAPACITY // 8 + 1] * 2)
     assert packing.bins() == [[801, 801, 301, 301]]
 
 
 def test_an_l_can_hold_three_t() -> None:
     """0.51 + 3 x 0.126 is below one."""
-    packing = Packing(MENDED)
+    packing = Packing()
     packing.arrive(HALF + HALF // 50, *[CAPACITY // 8 + 3] * 3)
     assert [len(sizes) for sizes in packing.bins()] == [4]
 
 
 def test_an_m_that_becomes_l_without_overload_gets_a_partner() -> None:
     """As printed nobody refills it, so an L stays alone beside an M-worker whose M would fit: property 4 fails."""
-    packing = Packing(MENDED)
+    packing = Packing()
     *_, growing = packing.arrive(CAPACITY // 3 + 1, HALF, CAPACITY // 3 + 1)
     packing.grow({growing: HALF + 1})
     assert packing.bins() == [[1200], [1201, 801]]
@@ -61,7 +59,7 @@ def test_an_m_that_becomes_l_without_overload_gets_a_partner() -> None:
 
 def test_a_lone_request_stays_when_its_class_changes() -> None:
     """T/S to S/M as printed is a departure and an arrival, which would move a request that could stay."""
-    packing = Packing(MENDED)
+    packing = Packing()
     (alone,) = packing.arrive(QUARTER)
     packing.grow({alone: QUARTER + 1})
     assert not packing.moves
@@ -92,7 +90,7 @@ def test_the_weights_of_single_ls_do_not_balance_bin_by_bin() -> None:
     By property 4 a single L of ours (.60: .49 does not fit) meets there a partner that ours has beside another L, so
     the two bins of the optimum together carry one L-M pair of ours, a single L, and an M: 1 + 1 + 1/2 over 2 = 5/4.
     """
-    packing = Packing(MENDED, capacity=10_000)
+    packing = Packing(capacity=10_000)
     packing.arrive(5100, 4000, 6000, 4900)
     packing.check_theorem()
     assert sorted(packing.bins()) == [[4900], [5100, 4000], [6000]]

@@ -7,7 +7,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from melld.scheduler.policies.mell.plan import MellSettings
 from tests.effort import examples
 from tests.scheduler.policies.mell.sizes import CAPACITY, Packing
 
@@ -22,7 +21,7 @@ class TheoremMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.packing = Packing(MellSettings(batching=False), workers=SPARE_WORKERS)
+        self.packing = Packing(workers=SPARE_WORKERS)
         self.living: list[str] = []
         self.most = 0
 
