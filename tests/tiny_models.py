@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from melld.demo_model import HEAD_WIDTH, HIDDEN, make_demo_model
+from melld.demo_model import HEAD_WIDTH
+from tests.small_model import HIDDEN, make_small_model
 
 
 def make_reranker(directory: Path) -> None:
     """Write a model that scores pairs of texts: the demo model with a head for one class."""
-    make_demo_model(directory)
+    make_small_model(directory)
     change_config(directory, architectures=["LlamaForSequenceClassification"], num_labels=1)
     head = np.random.default_rng(2).standard_normal((1, HIDDEN), dtype=np.float32) * np.float32(HIDDEN**-0.5)
     write_weights(directory, read_weights(directory) | {"score.weight": head})

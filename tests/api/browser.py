@@ -3,13 +3,15 @@
 Owns the process and the protocol; what is looked at is the tests' to say.  Every wait is for the page to say yes.
 """
 
-import asyncio
 import base64
 import contextlib
 import json
 import shutil
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -103,42 +105,47 @@ class Tab:
         return base64.b64decode(shot["data"])
 
 
-@contextlib.asynccontextmanager
-async def browser_tab(*flags: str) -> AsyncIterator[Tab]:
-    """Yield an empty page in its own browser, started with these extra flags; skip where no browser is installed."""
+@contextlib.contextmanager
+def browser(*flags: str) -> Iterator[str]:
+    """Start a browser with these extra flags; yield the address of its protocol.  Skip where none is installed."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("no Chromium is installed")
     with tempfile.TemporaryDirectory(prefix="melld-browser-", ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *QUIET,
-            *flags,
-            f"--user-data-dir={profile}",
-            "about:blank",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            port = await asyncio.wait_for(_port(process), PATIENCE_S)
-            async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    pages = [target for target in await answer.json() if target["type"] == "page"]
-                async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    tab = Tab(socket)
-                    for domain in ("Page", "Runtime", "Log"):
-                        await tab.command(f"{domain}.enable")
-                    yield tab
-        finally:
-            with contextlib.suppress(ProcessLookupError):
+        words = [program, *QUIET, *flags, f"--user-data-dir={profile}", "about:blank"]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            lines = iter(process.stderr)
+            reader = threading.Thread(target=lambda: deque(lines, 0))  # else the browser would wait for one
+            try:
+                address = next((line.split()[-1] for line in lines if "DevTools listening on" in line), "")
+                assert address, "the browser ended before it listened"
+                reader.start()
+                yield address
+            finally:
                 process.terminate()
-            await process.communicate()
+                if reader.is_alive():
+                    reader.join(PATIENCE_S)
 
 
-async def _port(process: asyncio.subprocess.Process) -> int:
-    """Return the port that the browser reports."""
-    assert process.stderr is not None
-    async for line in process.stderr:
-        if b"DevTools listening on" in line:
-            return int(line.decode().split(":")[2].split("/")[0])
-    raise AssertionError("the browser ended before it listened")
+@contextlib.asynccontextmanager
+async def tab_of(address: str) -> AsyncIterator[Tab]:
+    """Yield an empty page of this browser that shares no cookies or storage with others."""
+    async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
+        owner = Tab(socket)
+        context = await owner.command("Target.createBrowserContext", disposeOnDetach=True)
+        made = await owner.command("Target.createTarget", url="about:blank", **context)
+        page = f"{address.partition('/devtools/')[0]}/devtools/page/{made['targetId']}"
+        async with session.ws_connect(page, max_msg_size=0) as socket_of_page:
+            tab = Tab(socket_of_page)
+            for domain in ("Page", "Runtime", "Log"):
+                await tab.command(f"{domain}.enable")
+            yield tab
+
+
+@contextlib.asynccontextmanager
+async def browser_tab(*flags: str) -> AsyncIterator[Tab]:
+    """Yield an empty page in its own browser, started with these extra flags."""
+    with browser(*flags) as address:
+        async with tab_of(address) as tab:
+            yield tab

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.browser import Tab, browser_tab
+from tests.api.browser import Tab, browser, tab_of
 from tests.api.http_client import API_KEY, PAGE_ORIGIN
 from tests.api.scripted import App
 from tests.serve.daemon_process import DaemonProcess
@@ -43,10 +43,17 @@ def app(demo_model: Path) -> Iterator[App]:
     started.process.communicate("\n")
 
 
+@pytest.fixture(scope="package")
+def started_browser() -> Iterator[str]:
+    """A browser for the pages of all tests."""
+    with browser() as address:
+        yield address
+
+
 @pytest.fixture
-async def tab() -> AsyncIterator[Tab]:
+async def tab(started_browser: str) -> AsyncIterator[Tab]:
     """A browser page that must end without console errors."""
-    async with browser_tab() as opened:
+    async with tab_of(started_browser) as opened:
         yield opened
         await opened.evaluate("1")
         assert opened.complaints == []

@@ -26,6 +26,8 @@ CALM = ("ready", "asleep", "stopped")
 STORY = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 8}]
 LONG = [{"role": "user", "content": "Tell me the story of the old lighthouse and its keeper. " * 110}]
 """A prompt of several chunks."""
+LONGEST_PAUSE_S = 0.06
+"""Between two looks at the status: one costs a millisecond of processor time."""
 CHUNK_S = 0.25
 """How long a step lasts while such a prompt is followed: there is time to ask for its move."""
 SCHEMA = {
@@ -252,10 +254,11 @@ class Operator:
 
     def wait(self, holds: Any, deadline_s: float = PATIENCE_S) -> None:
         """Wait until this holds of the status."""
-        end_s = time.monotonic() + deadline_s
+        end_s, pause_s = time.monotonic() + deadline_s, 0.01
         while not holds(status := self.status()):
             assert time.monotonic() < end_s, status
-            time.sleep(0.02)  # another process: asking it is the only way to know
+            time.sleep(pause_s)  # another process: asking it is the only way to know
+            pause_s = min(1.3 * pause_s, LONGEST_PAUSE_S)
 
 
 @contextlib.contextmanager

@@ -113,12 +113,14 @@ def test_a_prefill_worker_has_a_decode_worker_on_its_machine() -> None:
     """KV is handed over within a machine: a lone prefill worker would keep its requests, and be slow."""
     far = LinkSettings(RATE_BYTES_S, kv_gap_s=GAP_S, copy_cost_s=0.0, kv_between_machines=False)
     machines = msgspec.structs.replace(MACHINE, gpus_per_machine=3, link=far)
-    played = simulated(prompts_and_answers(6.0), AUTO, machines)
+    played = simulated(prompts_and_answers(6.0, seconds=90.0), AUTO, machines)
     prefilling = {one.worker for one in played.commands if isinstance(one, SetRole) and one.role is Role.PREFILL}
     assert prefilling
     assert WorkerId("w3") not in prefilling
     alone = msgspec.structs.replace(machines, gpus_per_machine=1)
-    assert not any(isinstance(one, SetRole) for one in simulated(prompts_and_answers(6.0), AUTO, alone).commands)
+    assert not any(
+        isinstance(one, SetRole) for one in simulated(prompts_and_answers(6.0, seconds=90.0), AUTO, alone).commands
+    )
 
 
 def test_a_loose_pace_or_none_splits_nothing() -> None:
@@ -151,7 +153,7 @@ def test_a_slow_link_soon_ends_a_split() -> None:
 
 def test_hand_over_costs_learned_in_a_rush_are_forgotten() -> None:
     """The link was busy then; a steady load later is split all the same."""
-    rush, steady = prompts_and_answers(10.0, seconds=20.0), prompts_and_answers(6.0, seed=2, seconds=150.0)
+    rush, steady = prompts_and_answers(10.0, seconds=20.0), prompts_and_answers(6.0, seed=2, seconds=90.0)
     rows = list(zip(rush.arrival_s, rush.prompt_tokens, rush.output_tokens, strict=True))
     rows += [
         (60.0 + at_s, prompt, output)
