@@ -36,13 +36,17 @@ class Why(enum.StrEnum):
     OPERATOR = "operator"
 
 
-class OfInstance(Event, frozen=True, tag=True, gc=False):
+class LandlordEvent(Event, frozen=True, tag=True, gc=False):
+    """A fact."""
+
+
+class OfInstance(LandlordEvent, frozen=True, tag=True, gc=False):
     """A fact about one instance."""
 
     worker: WorkerId
 
 
-class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
+class DeviceDeclared(LandlordEvent, frozen=True, tag=True, gc=False):
     """A device with an arena.  `memory_bytes`: for weights and KV together, less what is reserved for anything else."""
 
     device: DeviceName
@@ -50,7 +54,7 @@ class DeviceDeclared(Event, frozen=True, tag=True, gc=False):
     granule_bytes: int
 
 
-class ModelDeclared(Event, frozen=True, tag=True, gc=False):
+class ModelDeclared(LandlordEvent, frozen=True, tag=True, gc=False):
     """A model that may be loaded; for a known one, new settings, while measured sizes stay.
 
     `resident_bytes`: weights and all else that a worker holds beside KV; corrected by each load,
@@ -80,7 +84,7 @@ class InstanceDeclared(OfInstance, frozen=True, tag=True, gc=False):
     device: DeviceName
 
 
-class ModelRemoved(Event, frozen=True, tag=True, gc=False):
+class ModelRemoved(LandlordEvent, frozen=True, tag=True, gc=False):
     """The model, none of whose instances has a process, must not be loaded any more."""
 
     model: ModelName
@@ -166,7 +170,7 @@ class ModelLoad(msgspec.Struct, gc=False):
     first_bytes: int = 0
 
 
-class ModelsMeasured(Event, frozen=True, tag=True):
+class ModelsMeasured(LandlordEvent, frozen=True, tag=True):
     """Activity of each model in the last epoch; missing ones did nothing."""
 
     loads: dict[ModelName, ModelLoad]
@@ -224,24 +228,3 @@ class StopDozing(LandlordCommand, frozen=True, tag=True, gc=False):
 
 class UnloadModel(LandlordCommand, frozen=True, tag=True, gc=False):
     """End the instance's process.  Answered by `ModelGone`."""
-
-
-AnyLandlordEvent = (
-    DeviceDeclared
-    | ModelDeclared
-    | InstanceDeclared
-    | ModelRemoved
-    | ModelWanted
-    | WorkerActivated
-    | UnloadAsked
-    | KvNeeded
-    | KvReturned
-    | ModelLoaded
-    | LoadFailed
-    | ModelDozed
-    | ModelGone
-    | ModelsMeasured
-)
-AnyLandlordCommand = (
-    OfferCapacity | GrantKv | TakeKv | LoadModel | DrainInstance | ReopenInstance | DozeModel | StopDozing | UnloadModel
-)

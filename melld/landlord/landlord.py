@@ -17,7 +17,7 @@ import msgspec
 from melld.engine.fleet.life import Event, Intent
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events
-from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
+from melld.landlord.events import LandlordCommand, LandlordEvent, Why
 from melld.landlord.granules import GRANULE_BLOCKS, GranuleLedger
 from melld.landlord.instance import ABSENT, PRESENT, UNLOADED, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
@@ -40,7 +40,7 @@ class Landlord:
         self.instances: dict[WorkerId, Instance] = {}
         self.lender = Lender(self._tell)
         self.placement = Placement(self.settings, self.houses, self.instances, self._tell)
-        self._commands: list[AnyLandlordCommand] = []
+        self._commands: list[LandlordCommand] = []
         self._now_s = 0.0
         self._measured_s: float | None = None
         self._hurried: set[WorkerId] = set()
@@ -63,7 +63,7 @@ class Landlord:
             events.ModelsMeasured: self._measured,
         }
 
-    def handle(self, event: AnyLandlordEvent) -> list[AnyLandlordCommand]:
+    def handle(self, event: LandlordEvent) -> list[LandlordCommand]:
         """Handle one event; return the commands, to be applied in this order.
 
         Raises:
@@ -78,7 +78,7 @@ class Landlord:
         commands, self._commands = self._commands, []
         return [msgspec.structs.replace(command, cause=event.id) for command in commands] if event.id else commands
 
-    def _tell(self, command: AnyLandlordCommand) -> None:
+    def _tell(self, command: LandlordCommand) -> None:
         self._commands.append(command)
 
     # ---- what there is

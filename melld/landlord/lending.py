@@ -9,7 +9,7 @@ twice.  What nobody needs stays where it is, because prefix caches are warm ther
 from collections.abc import Callable
 
 from melld.engine.fleet.life import Event, Intent
-from melld.landlord.events import AnyLandlordCommand, GrantKv, LoadModel, OfferCapacity, TakeKv, Why
+from melld.landlord.events import GrantKv, LandlordCommand, LoadModel, OfferCapacity, TakeKv, Why
 from melld.landlord.instance import House, Instance
 from melld.landlord.instance import InstanceState as S
 
@@ -26,7 +26,7 @@ SPARE_PART = 8
 class Lender:
     """Lends granules.  `tell` takes the commands."""
 
-    def __init__(self, tell: Callable[[AnyLandlordCommand], None]) -> None:
+    def __init__(self, tell: Callable[[LandlordCommand], None]) -> None:
         self._tell = tell
 
     def settle(self, house: House, now_s: float) -> None:

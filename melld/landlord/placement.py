@@ -17,7 +17,7 @@ from melld.engine.fleet.life import Event, Intent
 from melld.ids import DeviceName, WorkerId
 from melld.landlord import events
 from melld.landlord.estimate import ModelDemand, prefill_part, served_per_s, token_s
-from melld.landlord.events import NEVER, AnyLandlordCommand, Why
+from melld.landlord.events import NEVER, LandlordCommand, Why
 from melld.landlord.instance import ABSENT, PRESENT, Choice, DeclaredModel, House, Instance
 from melld.landlord.instance import InstanceState as S
 
@@ -57,7 +57,7 @@ class Placement:
         settings: LandlordSettings,
         houses: Mapping[DeviceName, House],
         instances: Mapping[WorkerId, Instance],
-        tell: Callable[[AnyLandlordCommand], None],
+        tell: Callable[[LandlordCommand], None],
     ) -> None:
         self._settings = settings
         self._houses = houses

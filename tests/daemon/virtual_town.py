@@ -128,7 +128,7 @@ class Town:
         self.reading_s = 0.0
         """What the front end takes to make a request of a call."""
         houses = [DeviceName(f"d{number}") for number in range(devices)]
-        declared: list[e.AnyLandlordEvent] = [
+        declared: list[e.LandlordEvent] = [
             e.DeviceDeclared(loop.time(), house, granules * BLOCK_BYTES, BLOCK_BYTES) for house in houses
         ]
         for name in self.names:

@@ -36,14 +36,14 @@ class Town:
         self.landlord = landlord
         self.answers_takes = answers_takes
         self.granules: dict[str, set[int]] = {}
-        self.told: list[e.AnyLandlordCommand] = []
+        self.told: list[e.LandlordCommand] = []
         self.offers: dict[str, int] = {}
         self.now_s = 0.0
         self.dozing_bytes = 0
         self.dozes_at_once = True
         self.resident_bytes: dict[str, int] = {}  # measured by a load; none: as declared
 
-    def tell(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
+    def tell(self, event: e.LandlordEvent) -> list[e.LandlordCommand]:
         """Send the event; return all commands that follow, including those after the workers' answers."""
         self.now_s = event.at_s
         commands = self.landlord.handle(event)
@@ -54,7 +54,7 @@ class Town:
         self.told += commands
         return followed
 
-    def _obey(self, command: e.AnyLandlordCommand) -> list[e.AnyLandlordCommand]:
+    def _obey(self, command: e.LandlordCommand) -> list[e.LandlordCommand]:
         worker, granules = command.worker, self.granules.setdefault(command.worker, set())
         if isinstance(command, e.OfferCapacity):
             self.offers[worker] = command.capacity_bytes // MIB
@@ -72,25 +72,25 @@ class Town:
             return self.give_back(worker, command.granules)
         return []
 
-    def give_back(self, worker: str, count: int) -> list[e.AnyLandlordCommand]:
+    def give_back(self, worker: str, count: int) -> list[e.LandlordCommand]:
         """Return this many of the worker's granules, the highest."""
         returned = tuple(sorted(self.granules[worker])[-count:])
         self.granules[worker] -= set(returned)
         return self.tell(e.KvReturned(self.now_s, WorkerId(worker), returned))
 
-    def want(self, worker: str, at_s: float = 0.0) -> list[e.AnyLandlordCommand]:
+    def want(self, worker: str, at_s: float = 0.0) -> list[e.LandlordCommand]:
         """Have the model's scheduler activate the instance."""
         return self.tell(e.ModelWanted(at_s, WorkerId(worker)))
 
-    def need(self, worker: str, granules: int, at_s: float = 0.0, requests: int = 1) -> list[e.AnyLandlordCommand]:
+    def need(self, worker: str, granules: int, at_s: float = 0.0, requests: int = 1) -> list[e.LandlordCommand]:
         """Have the model's scheduler count this many granules of requests on the instance."""
         return self.tell(e.KvNeeded(at_s, WorkerId(worker), granules * MIB, 0, requests if granules else 0))
 
-    def pass_time(self, at_s: float, **loads: e.ModelLoad) -> list[e.AnyLandlordCommand]:
+    def pass_time(self, at_s: float, **loads: e.ModelLoad) -> list[e.LandlordCommand]:
         """Send an epoch that ends at `at_s`."""
         return self.tell(e.ModelsMeasured(at_s, {ModelName(name): load for name, load in loads.items()}))
 
 
-def of(kind: type, commands: list[e.AnyLandlordCommand]) -> list[str]:
+def of(kind: type, commands: list[e.LandlordCommand]) -> list[str]:
     """Return the instances that commands of this kind are about."""
     return [command.worker for command in commands if type(command) is kind]

@@ -23,7 +23,7 @@ def both(**special: object) -> Town:
     return town
 
 
-def whys(kind: type, commands: list[e.AnyLandlordCommand]) -> list[tuple[str, e.Why]]:
+def whys(kind: type, commands: list[e.LandlordCommand]) -> list[tuple[str, e.Why]]:
     """Return the instances that commands of this kind are about, each with the reason."""
     return [(command.worker, command.why) for command in commands if type(command) is kind]
 

@@ -45,11 +45,11 @@ class LandlordMachine(RuleBasedStateMachine):
         self.books = {name: Books() for name in WORKERS}
         self.now_s = 0.0
 
-    def tell(self, event: e.AnyLandlordEvent) -> None:
+    def tell(self, event: e.LandlordEvent) -> None:
         for command in self.landlord.handle(event):
             self.audit(command)
 
-    def audit(self, command: e.AnyLandlordCommand) -> None:
+    def audit(self, command: e.LandlordCommand) -> None:
         name, one = command.worker, self.books[command.worker]
         device = name.partition("@")[2]
         there = {other: books for other, books in self.books.items() if other.endswith(device)}

@@ -33,9 +33,9 @@ class Checked:
 
     def __init__(self) -> None:
         self.landlord = Landlord()
-        self.commands: list[e.AnyLandlordCommand] = []
+        self.commands: list[e.LandlordCommand] = []
 
-    def handle(self, event: e.AnyLandlordEvent) -> list[e.AnyLandlordCommand]:
+    def handle(self, event: e.LandlordEvent) -> list[e.LandlordCommand]:
         commands = self.landlord.handle(event)
         check_landlord(self.landlord)
         self.commands += commands

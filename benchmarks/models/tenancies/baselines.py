@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from melld.errors import ConfigError
 from melld.ids import DeviceName, ModelName, WorkerId
 from melld.landlord import events as e
-from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, Why
+from melld.landlord.events import LandlordCommand, LandlordEvent, Why
 from melld.landlord.granules import GranuleLedger, usable_bytes
 from melld.simulator.catalogue import BLOCK_TOKENS
 
 LEAST_TOKENS = 2048
 """What an operator leaves even to a model that is hardly used: the longest request that it shall take."""
-Commands = list[AnyLandlordCommand]
+Commands = list[LandlordCommand]
 
 
 class Baseline(abc.ABC):
@@ -30,7 +30,7 @@ class Baseline(abc.ABC):
         self.instances: dict[WorkerId, e.InstanceDeclared] = {}
         self.now_s = 0.0
 
-    def handle(self, event: AnyLandlordEvent) -> Commands:
+    def handle(self, event: LandlordEvent) -> Commands:
         """See `simulation.Tenancy`."""
         self.now_s = event.at_s
         if isinstance(event, e.DeviceDeclared):
@@ -44,7 +44,7 @@ class Baseline(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def act(self, event: AnyLandlordEvent) -> Commands:
+    def act(self, event: LandlordEvent) -> Commands:
         """Decide about an event other than a declaration."""
 
     def _give(self, worker: WorkerId, granules: int) -> Commands:
@@ -70,7 +70,7 @@ class Split(Baseline):
         self._placed: dict[WorkerId, int] = {}
         self._begun = False
 
-    def act(self, event: AnyLandlordEvent) -> Commands:
+    def act(self, event: LandlordEvent) -> Commands:
         """See `Baseline.act`."""
         if isinstance(event, e.ModelLoaded):
             return self._give(event.worker, self._placed[event.worker])
@@ -132,7 +132,7 @@ class Swap(Baseline):
         self._requests: dict[WorkerId, int] = {}
         self._leaving: set[WorkerId] = set()
 
-    def act(self, event: AnyLandlordEvent) -> Commands:
+    def act(self, event: LandlordEvent) -> Commands:
         """See `Baseline.act`."""
         if isinstance(event, e.ModelLoaded):
             device = self.instances[event.worker].device

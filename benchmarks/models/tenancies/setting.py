@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from melld.ids import DeviceName, ModelName, WorkerId
-from melld.landlord.events import NEVER, AnyLandlordEvent, DeviceDeclared, InstanceDeclared, ModelDeclared
+from melld.landlord.events import NEVER, DeviceDeclared, InstanceDeclared, LandlordEvent, ModelDeclared
 from melld.landlord.granules import granule_bytes_for
 from melld.simulator.catalogue import ACTIVATION_BYTES, BLOCK_TOKENS, MEMORY_UTILISATION, Card, Model
 from melld.simulator.latency import LatencyProfile, profile_for
@@ -50,7 +50,7 @@ class Setting(msgspec.Struct, frozen=True):
         """Return the speed of the model on these devices."""
         return profile_for(served.model, self.card)
 
-    def declarations(self) -> Iterator[AnyLandlordEvent]:
+    def declarations(self) -> Iterator[LandlordEvent]:
         """Yield what the Landlord must know before anything happens."""
         blocks = {one.name: BLOCK_TOKENS * one.model.bytes_per_token for one in self.models}
         memory_bytes, granule_bytes = (

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from melld.ids import ModelName, RequestId, WorkerId
 from melld.landlord import events as e
-from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent, ModelLoad
+from melld.landlord.events import LandlordCommand, LandlordEvent, ModelLoad
 from melld.landlord.granules import usable_bytes
 from melld.scheduler import events
 from melld.scheduler.cluster import ClusterSettings
@@ -37,7 +37,7 @@ HORIZON_S = 1.0
 class Tenancy(Protocol):
     """The Landlord, or a baseline in its place."""
 
-    def handle(self, event: AnyLandlordEvent) -> list[AnyLandlordCommand]:
+    def handle(self, event: LandlordEvent) -> list[LandlordCommand]:
         """Return what is to be done about the event."""
 
 
@@ -213,7 +213,7 @@ class ModelsSimulation:
         elif isinstance(command, events.RefuseRequest | events.ShedRequest):
             del self._requests[command.request]
 
-    def _handle(self, event: AnyLandlordEvent) -> None:
+    def _handle(self, event: LandlordEvent) -> None:
         """Let the Landlord decide.  A newer offer replaces one that was not yet told."""
         for command in self.tenancy.handle(event):
             if isinstance(command, e.OfferCapacity):
@@ -226,7 +226,7 @@ class ModelsSimulation:
             self._decide(model, events.WorkerWakeTimeChanged(self.now_s, offer.worker, offer.wake_s))
             self._decide(model, events.WorkerCapacityChanged(self.now_s, offer.worker, offer.capacity_bytes))
 
-    def _carry_out(self, command: AnyLandlordCommand) -> None:
+    def _carry_out(self, command: LandlordCommand) -> None:
         instance = self.instances[command.worker]
         served = self._served[instance.model]
         if isinstance(command, e.GrantKv):

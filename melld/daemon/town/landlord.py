@@ -26,7 +26,7 @@ from melld.engine.wire import messages as wire
 from melld.ids import NO_EVENT, DeviceName, EventId, ModelName, WorkerId
 from melld.landlord import events as e
 from melld.landlord.division import Division
-from melld.landlord.events import AnyLandlordCommand, AnyLandlordEvent
+from melld.landlord.events import LandlordCommand, LandlordEvent
 from melld.landlord.instance import ON_DEVICE, InstanceState
 from melld.landlord.landlord import Landlord
 from melld.scheduler import events
@@ -56,7 +56,7 @@ class LandlordShell(Owner):
         self._scrubbed: set[WorkerId] = set()
 
     def take_over(
-        self, declared: Iterable[AnyLandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
+        self, declared: Iterable[LandlordEvent], tenants: Iterable[Tenant], arenas: Mapping[DeviceName, AnyArena]
     ) -> None:
         """Take ownership of these models' workers; `declared` lists what exists."""
         self.arenas |= arenas
@@ -109,7 +109,7 @@ class LandlordShell(Owner):
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
-    def hear(self, event: AnyLandlordEvent) -> None:
+    def hear(self, event: LandlordEvent) -> None:
         """Let the Landlord decide, and carry out its commands, whose effects may overtake further events."""
         self._heard_s = max(event.at_s, self._heard_s)
         self._told = EventId(self._told + 1)
@@ -225,7 +225,7 @@ class LandlordShell(Owner):
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: AnyLandlordCommand) -> None:
+    def _carry_out(self, command: LandlordCommand) -> None:
         tenant, worker = self._by_worker[command.worker], command.worker
         log.debug("%s", command)
         match command:

@@ -181,7 +181,7 @@ class Tenant:
         self.leaves = asyncio.get_running_loop().create_future()
         await self.leaves
 
-    def departure(self, instances: Mapping[WorkerId, Instance], now_s: float) -> Iterator[e.AnyLandlordEvent]:
+    def departure(self, instances: Mapping[WorkerId, Instance], now_s: float) -> Iterator[e.LandlordEvent]:
         """Yield what the Landlord has to hear next for a model that leaves, as far as its calls allow."""
         if self.leaves is None or self.model.calls or self.fleet.live:
             return
