@@ -49,7 +49,7 @@ R  cluster.head  cluster.actor  cluster.launcher
 D  cluster.*
 D  engine.fleet.*
 D  engine.frontend.*
-V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.masks
+V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.masks  engine.frontend.step_logger
 V  engine.frontend.fleet_client  engine.frontend.frontend
 V  engine.frontend.rehearsal
 D  driver.*

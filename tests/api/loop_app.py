@@ -23,6 +23,7 @@ from melld.api.app import prepare_serving, start_api
 from melld.config import Config, DevicesConfig, ModelConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.step_outputs import StepOutputs
 from melld.engine.frontend.codec import EngineCodec
 from melld.engine.frontend.frontend import (
     frontend_over,
@@ -51,7 +52,7 @@ class Worker:
         self.places = {0: None}
         self.requests = self
         self.failures: asyncio.Queue[object] = asyncio.Queue()
-        self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self.outputs = StepOutputs(EngineCodec().join_outputs, lambda _: None, lambda _: None, lambda: False)
         self.codec = EngineCodec()
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -19,10 +19,13 @@ from melld.api.app import prepare_serving, start_api
 from melld.config import Config, DevicesConfig, ModelConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.step_outputs import StepOutputs
+from melld.engine.frontend.codec import EngineCodec
 from melld.engine.frontend.frontend import frontend_over, serving_arguments, serving_state, vllm_config_of
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.moulds import Mould
 from melld.errors import MelldError
+from melld.ids import WorkerId
 from tests.api.contexts import context_of
 from tests.api.loop_app import Asked, Bench, say
 
@@ -56,7 +59,7 @@ class ScriptedWorker:
         self.places = {0: None}
         self.requests = self
         self.failures: asyncio.Queue[object] = asyncio.Queue()
-        self.outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self.outputs = StepOutputs(EngineCodec().join_outputs, lambda _: None, lambda _: None, lambda: False)
         self.breaks = False
         self.tokenizer: Any = None
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -77,7 +80,7 @@ class ScriptedWorker:
         for index, token in enumerate(tokens):
             end = FinishReason.LENGTH if index == len(tokens) - 1 else None
             output = EngineCoreOutput(request_id=request.request_id, new_token_ids=[token], finish_reason=end)
-            self.outputs.put_nowait(EngineCoreOutputs(outputs=[output]))
+            self.outputs.put_step(WorkerId("w0"), EngineCoreOutputs(outputs=[output]))
             for _ in range(TURNS):
                 await asyncio.sleep(0)
             if self.breaks:

@@ -148,9 +148,10 @@ the engine behind the front end | subclass | 0.27 | a client as an argument
 
 outputs on their way to text | replaced | 0.27 | the short way
   why   most say no more than which tokens are next: they take a short way
-  ours  engine.frontend.frontend: request_states process_outputs; engine.frontend.plain_outputs: _stream_state
-        finished last_token_ts num_generation_tokens outputs take text token_ids; engine.frontend.outlet:
-        _last_output_text_offset take make_request_output output_text parse_delta text token_ids;
+  ours  engine.frontend.frontend: request_states process_outputs take_step; engine.frontend.plain_outputs:
+        _stream_state finished last_token_ts num_generation_tokens outputs plain text token_ids;
+        engine.frontend.outlet: _last_output_text_offset plain make_request_output output_text parse_delta text
+        token_ids;
         engine.frontend.codec: engine_index finish_reason new_token_ids outputs stop_reason timestamp weight_version;
         engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs
   test  api/test_plain_streams.py::test_a_stamped_stream_equals_vllm_s
@@ -168,8 +169,9 @@ validation of constraints | replaced | 0.27 | validation off the loop
 
 metrics | private | 0.27 | no
   why   latencies of a step at once; several models in one registry
-  ours  engine.frontend.frontend: StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
-        engine.frontend.vllm_metrics: _collector_to_names samples; api.pages: _Collected
+  ours  engine.frontend.step_logger: StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
+        engine.frontend.vllm_metrics: _collector_to_names samples; api.pages: _Collected;
+        engine.worker.report: kv_cache_usage scheduler_stats
   test  serve/test_several_models.py::test_metrics_and_status_tell_the_models_apart
 
 chat completions | class | 0.27 | yes

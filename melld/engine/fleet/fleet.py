@@ -59,7 +59,7 @@ class Fleet:
         is_prefix_aware: bool = False,
     ) -> None:
         intake = Intake()
-        self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume)
+        self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume, intake.is_behind)
         self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.ledger = Ledger()

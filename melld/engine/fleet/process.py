@@ -136,6 +136,11 @@ class WorkerProcess:
         self._unread.append(self._decoder.feed(data))
         self._intake.came(self)
 
+    @property
+    def has_more(self) -> bool:
+        """See `Wire`."""
+        return len(self._unread) > 1 or self._decoder.rest_bytes > 0
+
     def read_on(self) -> bool:
         """Handle the next frame; return False if none is complete."""
         while self._unread:

@@ -1,7 +1,8 @@
 """The outputs of steps on their way from the workers to vLLM's front end.
 
 Owns the queue.  While a worker's outputs wait there, its next ones join them: each request then has one output with
-several tokens, as after speculative decoding, and costs its front end little more than one token would.
+several tokens, as after speculative decoding, and costs its front end little more than one token would.  While nothing
+waits, the front end may take a step at once, without a turn of the loop.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ MOST_STEPS = 8
 class StepOutputs(asyncio.Queue[Any]):
     """A queue of vLLM's `EngineCoreOutputs`.
 
-    `join`: see `Codec.join_outputs`.  Calls `pause` for a worker that should wait, and later `resume`.
+    `join`: see `Codec.join_outputs`.  Calls `pause` for a worker that should wait, and later `resume`; `is_behind`
+    returns True while further messages of workers are there already.
     """
 
     def __init__(
@@ -25,8 +27,11 @@ class StepOutputs(asyncio.Queue[Any]):
         join: Callable[[Any, Any], bool],
         pause: Callable[[WorkerId], None],
         resume: Callable[[WorkerId], None],
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
+        self._is_behind = is_behind
+        self._take: Callable[[Any], bool] | None = None
         self._join = join
         self._pause = pause
         self._resume = resume
@@ -35,7 +40,14 @@ class StepOutputs(asyncio.Queue[Any]):
         self._steps: dict[WorkerId, int] = {}
 
     def put_step(self, worker: WorkerId, outputs: Any) -> None:
-        """Queue a step's outputs, merged with the worker's queued ones if there are any."""
+        """Queue a step's outputs, merged with the worker's queued ones if there are any, unless they are taken."""
+        if self._take is not None and self.empty() and not self._is_behind():
+            try:
+                if self._take(outputs):
+                    return
+            except Exception as error:  # noqa: BLE001  raised where the outputs are read
+                self.put_nowait(error)
+                return
         waiting = self._open.get(worker)
         if waiting is not None and self._join(waiting, outputs):
             self._steps[worker] += 1
@@ -48,6 +60,17 @@ class StepOutputs(asyncio.Queue[Any]):
                 self._close(worker)
             self._open[worker], self._steps[worker] = outputs, 1
         self.put_nowait(outputs)
+
+    async def get_or_take(self, take: Callable[[Any], bool]) -> Any:
+        """Return the next outputs; until they come, let `take` have each step first, which returns True if it did."""
+        self._take = take
+        try:
+            outputs = await self.get()
+        finally:
+            self._take = None
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
 
     def seal(self) -> None:
         """Merge nothing more into the queued outputs: a request's outputs from its next worker must follow."""

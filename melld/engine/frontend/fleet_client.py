@@ -7,7 +7,7 @@ above it see one engine.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 from vllm.lora.request import LoRARequest
@@ -45,6 +45,8 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._masks = masks
         self.engine_ranks_managed = list(range(len(fleet.places)))
         self._turned_s = 0.0
+        self.take_step: Callable[[EngineCoreOutputs], bool] = lambda _: False
+        """Does all the work of a step that only continues answers, and returns True if it is one."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing: the daemon stops the workers."""
@@ -93,11 +95,17 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         if not is_new_turn and time.monotonic() - self._turned_s > LONGEST_TURN_S:
             await asyncio.sleep(0)
             is_new_turn = True
-        outputs = self._masks.sift(self._prompt_logprobs.sift(await queue.get()))
+        outputs = self._masks.sift(self._prompt_logprobs.sift(await queue.get_or_take(self._take)))
         if is_new_turn:
             self._turned_s = time.monotonic()
         outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics do not handle engines added later
         return outputs
+
+    def _take(self, step: EngineCoreOutputs) -> bool:
+        if step.scheduler_stats is not None or self._masks.watches or self._prompt_logprobs.holds:
+            return False
+        step.engine_index %= len(self.engine_ranks_managed)
+        return self.take_step(step)
 
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
         """Load the adapter on every worker; one that starts later loads it before the first request that uses it."""

@@ -5,14 +5,12 @@ and never opens a CUDA context: only workers touch a device.
 """
 
 import asyncio
-import bisect
 import contextlib
 import copy
 import gc
 import json
 import warnings
 from argparse import Namespace
-from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -27,14 +25,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
-from vllm.v1.engine import (
-    EngineCoreReadyResponse,
-    EngineCoreRequest,
-    logprobs,
-)
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
@@ -46,8 +39,9 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
-from melld.engine.frontend.plain_outputs import before_vllm, gather
+from melld.engine.frontend.plain_outputs import before_vllm, gather, take_step
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
+from melld.engine.frontend.step_logger import StepLogger
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
 from melld.engine.host.template import TemplateProcess
@@ -86,6 +80,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         super().__init__(**arguments)
         self.output_processor.request_states = states
         self.output_processor.process_outputs = before_vllm(states, self.output_processor.process_outputs)
+        self.engine_core.take_step = self._take_step
         self.judges = judges
         self._turns = turns
         self._failures = failures
@@ -141,6 +136,14 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         if (state := self.output_processor.request_states.get(request.request_id)) is not None:
             gather(state)
 
+    def _take_step(self, step: EngineCoreOutputs) -> bool:
+        """Do what vLLM's output handler would, for a step that only continues answers; return False for others."""
+        if not step.outputs or (stats := take_step(self.output_processor.request_states, step)) is None:
+            return False
+        for logger in self.logger_manager.stat_loggers:
+            logger.continued(stats, step.engine_index)
+        return True
+
     async def learn_token_texts(self) -> None:
         """Take the token texts of logprobs from a table, and fill that with the whole vocabulary."""
         if self.tokenizer is not None:
@@ -170,25 +173,6 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             state = self.output_processor.request_states.get(request)
             if state is not None and state.queue is not None:
                 state.queue.put(error)
-
-
-class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
-    """vLLM's metrics, with less work for most steps: their tokens only continue answers, and share one latency."""
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, engine_idx: int = 0, **named: Any) -> None:
-        """See vLLM."""
-        if (stats := iteration_stats) is not None:
-            histogram = self.histogram_inter_token_latency[engine_idx]
-            for latency_s, tokens in Counter(stats.inter_token_latencies_iter).items():
-                histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does for one
-                place = bisect.bisect_left(histogram._upper_bounds, latency_s)  # noqa: SLF001
-                histogram._buckets[place].inc(tokens)  # noqa: SLF001
-            stats.inter_token_latencies_iter = []
-            if not (stats.time_to_first_tokens_iter or stats.finished_requests or stats.num_preempted_reqs):
-                self.counter_generation_tokens[engine_idx].inc(stats.num_generation_tokens)
-                self.histogram_iteration_tokens[engine_idx].observe(stats.num_generation_tokens)
-                iteration_stats = None
-        super().record(scheduler_stats, iteration_stats, *more, engine_idx=engine_idx, **named)
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:

@@ -87,6 +87,11 @@ class Masks:
         if state is not None and params.thinking_token_budget is None:  # vLLM forces the tokens that end it
             self._masks[state] = mask
 
+    @property
+    def watches(self) -> bool:
+        """Return True while a request has a mask."""
+        return bool(self._masks)
+
     def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
         """Return the step without forbidden tokens; each one's error is raised where its request's outputs are read."""
         if self._masks:

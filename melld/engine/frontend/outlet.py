@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 from melld.engine.frontend.moulds import CONTENT, Kind, Mould, Sink, mould_of, plain_part
-from melld.engine.frontend.plain_outputs import count, is_added, is_alone, is_plain, parses_nothing, piece, says_more
+from melld.engine.frontend.plain_outputs import count, is_added, is_alone, is_plain, parses_nothing, piece
 
 _UNHEARD = object()
 
@@ -77,16 +77,16 @@ class Outlet:
             self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
             state.make_request_output = self._output
             if not state.detokenizer.stop:  # otherwise vLLM may find that the request ends here
-                state.take = self._take
+                state.plain = self
         self._queue = queue
 
     def close(self) -> None:
         """Leave the rest of the stream to vLLM."""
         self._is_open = False
         if self._state is not None:
-            self._tell_detokenizer()
+            self.hand_back()
             del self._state.make_request_output
-            self._state.take = None
+            self._state.plain = None
             self._state = None
 
     def watch(self, parser: Any) -> None:
@@ -171,26 +171,21 @@ class Outlet:
         """Send the client an output that vLLM processed before this was open."""
         return self._early is None and not self._says_more and self._is_told(made.text, made.token_ids)
 
-    def _take(self, output: Any, timestamp_s: float, stats: Any) -> bool:
-        """Do the work of vLLM's output processor and return True, if the output holds only the next text."""
-        if self._state.is_prefilling or says_more(output):
-            self._tell_detokenizer()
-            return False
-        token_ids = output.new_token_ids
+    def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
+        """See `Plain`."""
         count(token_ids, timestamp_s, stats, self._state.stats)
         self._token_ids += token_ids
         text = "".join(map(self._decode, token_ids))
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
-            return True
+            return
         del self._undecoded[-1]
-        self._tell_detokenizer()
+        self.hand_back()
         self._state.detokenizer.output_text += text
         self._queue.put(self._make_output(list(token_ids), None, None, None))
-        return True
 
-    def _tell_detokenizer(self) -> None:
-        """Bring vLLM's detokenizer up to date."""
+    def hand_back(self) -> None:
+        """See `Plain`."""
         detokenizer, text = self._state.detokenizer, "".join(self._undecoded)
         detokenizer.output_text += text
         detokenizer._last_output_text_offset += len(text)  # noqa: SLF001

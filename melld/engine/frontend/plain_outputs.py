@@ -6,27 +6,69 @@ those before the end, so they are decoded in batches.  `melld.engine.frontend.ou
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 AT_ONCE = 64
 """Tokens of a non-streamed answer that are decoded together."""
 
-Take = Callable[[Any, float, Any], bool]
-"""Does the work of vLLM's output processor for an output (with its time and the step's statistics); True if it did."""
+
+class Plain(Protocol):
+    """Does the work of vLLM's output processor for a request's plain outputs: the attribute `plain` of its state."""
+
+    def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
+        """Take the next tokens, and count them in the step's statistics."""
+
+    def hand_back(self) -> None:
+        """Bring vLLM's detokenizer up to date: it gets the next output."""
+
+
+class NextTokens:
+    """As much of vLLM's `IterationStats` as plain outputs count."""
+
+    def __init__(self) -> None:
+        self.num_generation_tokens = 0
+        self.inter_token_latencies_iter: list[float] = []
 
 
 def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap vLLM's `process_outputs`, which gets the outputs that a state's own `take` does not accept."""
+    """Wrap vLLM's `process_outputs`, which gets the outputs that are not plain."""
 
     def process_rest(outputs: list[Any], timestamp_s: float, stats: Any, **more: Any) -> Any:
         rest = []
         for output in outputs:
-            take = getattr(states.get(output.request_id), "take", None)
-            if take is None or not take(output, timestamp_s, stats):
-                rest.append(output)
+            state = states.get(output.request_id)
+            plain: Plain | None = getattr(state, "plain", None)
+            if plain is not None and is_next(state, output):
+                plain.add(output.new_token_ids, timestamp_s, stats)
+                continue
+            if plain is not None:
+                plain.hand_back()
+            rest.append(output)
         return process_outputs(rest, timestamp_s, stats, **more)
 
     return process_rest
+
+
+def take_step(states: Mapping[str, Any], step: Any) -> NextTokens | None:
+    """Take a step whose outputs are all plain, and return what it counts; else leave it as it is."""
+    plain_outputs = []
+    for output in step.outputs:
+        state = states.get(output.request_id)
+        if state is None:  # it was aborted
+            continue
+        plain: Plain | None = getattr(state, "plain", None)
+        if plain is None or not is_next(state, output):
+            return None
+        plain_outputs.append((plain, output.new_token_ids))
+    stats, timestamp_s = NextTokens(), step.timestamp
+    for plain, token_ids in plain_outputs:
+        plain.add(token_ids, timestamp_s, stats)
+    return stats
+
+
+def is_next(state: Any, output: Any) -> bool:
+    """Return True if an output only continues its request's answer."""
+    return not state.is_prefilling and not says_more(output)
 
 
 def says_more(output: Any) -> bool:
@@ -72,28 +114,28 @@ def gather(state: Any) -> None:
     from vllm.sampling_params import RequestOutputKind
 
     if state.output_kind is RequestOutputKind.FINAL_ONLY and is_plain(state) and not state.detokenizer.stop:
-        state.take = _gathering(state.detokenizer, state.stats)
+        state.plain = Gathered(state.detokenizer, state.stats)
 
 
-def _gathering(detokenizer: Any, of_request: Any) -> Take:
-    gathered: list[int] = []
-    is_first = True
+class Gathered:
+    """The tokens of such a request that its detokenizer does not know yet."""
 
-    def take(output: Any, timestamp_s: float, stats: Any) -> bool:
-        nonlocal is_first
-        if is_first or says_more(output):
-            is_first = False
-            detokenizer.update(gathered, False)
-            gathered.clear()
-            return False
-        count(output.new_token_ids, timestamp_s, stats, of_request)
-        gathered.extend(output.new_token_ids)
-        if len(gathered) >= AT_ONCE:
-            detokenizer.update(gathered, False)
-            gathered.clear()
-        return True
+    def __init__(self, detokenizer: Any, of_request: Any) -> None:
+        self._detokenizer = detokenizer
+        self._of_request = of_request
+        self._token_ids: list[int] = []
 
-    return take
+    def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
+        """See `Plain`."""
+        count(token_ids, timestamp_s, stats, self._of_request)
+        self._token_ids += token_ids
+        if len(self._token_ids) >= AT_ONCE:
+            self.hand_back()
+
+    def hand_back(self) -> None:
+        """See `Plain`."""
+        self._detokenizer.update(self._token_ids, False)
+        self._token_ids.clear()
 
 
 def parses_nothing(parse: Any, arguments: Mapping[str, Any]) -> bool:

@@ -32,6 +32,11 @@ class PromptLogprobs:
         self._held: dict[str, EngineCoreOutputs] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def holds(self) -> bool:
+        """Return True while outputs are held back."""
+        return bool(self._held)
+
     def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
         """Return the step without the outputs that must wait."""
         if (name := next((name for name, held in self._held.items() if held is step), None)) is not None:

@@ -21,6 +21,10 @@ class Wire(Protocol):
 
     spec: WorkerSpec
 
+    @property
+    def has_more(self) -> bool:
+        """Return True if bytes have come behind the message that was read last."""
+
     def read_on(self) -> bool:
         """Handle the next message; return False if none has come."""
 
@@ -34,6 +38,9 @@ class Intake:
     def __init__(self) -> None:
         self._paused: set[str] = set()
         self._waiting: dict[Wire, None] = {}
+        self._reading: Wire | None = None
+        self._read = 0
+        """Messages of this turn."""
         self._is_planned = False
         self._until_s: float | None = None
         """When this turn's slice ends; None before it has begun."""
@@ -43,6 +50,13 @@ class Intake:
         self._waiting.setdefault(wire)
         if not self._is_planned:
             self._turn()
+
+    def is_behind(self) -> bool:
+        """Return True if more has come in this turn than the message that is being handled.
+
+        Then messages should be passed on together, which takes less of the loop's time than one by one.
+        """
+        return self._read > 1 or bool(self._waiting) or (self._reading is not None and self._reading.has_more)
 
     def pause(self, worker: str) -> None:
         """Read nothing more of this worker until `resume`."""
@@ -59,7 +73,7 @@ class Intake:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turned(self) -> None:
-        self._until_s = None
+        self._until_s, self._read = None, 0
 
     def _turn(self) -> None:
         self._is_planned = False
@@ -68,8 +82,9 @@ class Intake:
             asyncio.get_running_loop().call_soon(self._turned)
         ready = deque(wire for wire in self._waiting if wire.spec.worker not in self._paused)
         while ready and time.monotonic() < self._until_s:
-            wire = ready.popleft()
+            wire = self._reading = ready.popleft()
             del self._waiting[wire]
+            self._read += 1
             try:
                 is_more = wire.read_on()
             except Exception:  # the boundary of one message: the others are read, and what it said is lost

@@ -40,6 +40,8 @@ class FrameDecoder:
         self._decoder = msgspec.msgpack.Decoder(messages)
         self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
+        self.rest_bytes = 0
+        """How many bytes have come behind the latest frame."""
 
     def feed(self, data: Buffer) -> Iterator[tuple[Any, list[bytes]]]:
         """Yield every frame that `data` completes."""
@@ -56,6 +58,7 @@ class FrameDecoder:
                 payload.append(bytes(memoryview(buffer)[start : start + length]))
                 start += length
             position = end
+            self.rest_bytes = len(buffer) - position
             yield self._decoder.decode(payload[0]), payload[1:]
         if position:
             del buffer[:position]

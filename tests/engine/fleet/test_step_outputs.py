@@ -1,5 +1,8 @@
 """Outputs that wait for the front end."""
 
+import asyncio
+
+import pytest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from melld.engine.fleet.step_outputs import MOST_STEPS, StepOutputs
@@ -84,3 +87,47 @@ def test_every_step_s_statistics_are_passed_on() -> None:
         (1, None),
         (0, joined.scheduler_stats),
     ]
+
+
+async def test_a_waiting_front_end_takes_a_step_at_once() -> None:
+    """No turn of the loop lies between a worker's report and a client's event."""
+    queue, _ = make()
+    ends: list[bool] = []
+
+    def take(outputs: EngineCoreOutputs) -> bool:
+        ends.extend(one.finished for one in outputs.outputs)
+        return not ends[-1]
+
+    reading = asyncio.create_task(queue.get_or_take(take))
+    await asyncio.sleep(0)
+    queue.put_step(W0, step(token("a", 1)))
+    queue.put_step(W0, step(token("a", 2, FinishReason.LENGTH)))
+    queue.put_step(W0, step(token("b", 3)))  # behind the one that waits
+    assert ends == [False, True]
+    assert [one.request_id for one in (await reading).outputs] == ["a", "b"]
+
+
+async def test_a_front_end_that_is_behind_gets_steps_merged() -> None:
+    """What costs least for each token is left to it while more has come than can be passed on one by one."""
+    is_behind = True
+    queue = StepOutputs(EngineCodec().join_outputs, lambda _: None, lambda _: None, lambda: is_behind)
+    reading = asyncio.create_task(queue.get_or_take(lambda _: True))
+    await asyncio.sleep(0)
+    queue.put_step(W0, step(token("a", 1)))
+    is_behind = False
+    queue.put_step(W0, step(token("a", 2)))
+    assert [one.new_token_ids for one in (await reading).outputs] == [[1, 2]]
+
+
+async def test_an_error_of_taking_ends_the_reading() -> None:
+    """The outputs' reader tells all calls of it, and is started again."""
+    queue, _ = make()
+
+    def fail(_: EngineCoreOutputs) -> bool:
+        raise RuntimeError("no such token")
+
+    reading = asyncio.create_task(queue.get_or_take(fail))
+    await asyncio.sleep(0)
+    queue.put_step(W0, step(token("a", 1)))
+    with pytest.raises(RuntimeError, match="no such token"):
+        await reading

@@ -6,23 +6,25 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from melld.api.serving.telling import telling
 from melld.engine.frontend.codec import EngineCodec
-from melld.engine.frontend.plain_outputs import before_vllm, parses_nothing
+from melld.engine.frontend.plain_outputs import before_vllm, parses_nothing, take_step
 
 
 class State:
-    """A request's state, which takes all outputs."""
+    """A request's state, past its first output, which takes all plain ones."""
+
+    is_prefilling = False
 
     def __init__(self) -> None:
+        self.plain = self
         self.taken: list[list[int]] = []
 
-    def take(self, output: Any, *_: Any) -> bool:
-        self.taken.append(output.new_token_ids)
-        return True
+    def add(self, token_ids: list[int], *_: Any) -> None:
+        self.taken.append(token_ids)
 
 
 def test_a_vllm_worker_s_plain_output_bypasses_the_output_processor() -> None:
@@ -33,6 +35,17 @@ def test_a_vllm_worker_s_plain_output_bypasses_the_output_processor() -> None:
     process = before_vllm({"a": state}, lambda rest, *_, **__: left.extend(rest))
     process(outputs.outputs, 0.0, None, weight_version=outputs.weight_version)
     assert (state.taken, left) == ([[7]], [])
+
+
+def test_a_step_is_taken_whole_or_not_at_all() -> None:
+    """vLLM counts a step once, so it gets all of one that holds more than next tokens."""
+    states = {"a": State(), "b": State()}
+    plain = [EngineCoreOutput("a", [1]), EngineCoreOutput("gone", [2]), EngineCoreOutput("b", [3])]
+    last = EngineCoreOutput("b", [4], finish_reason=FinishReason.LENGTH)
+    assert take_step(states, EngineCoreOutputs(outputs=[*plain, last])) is None
+    assert [state.taken for state in states.values()] == [[], []]
+    assert take_step(states, EngineCoreOutputs(outputs=plain)) is not None
+    assert [state.taken for state in states.values()] == [[[1]], [[3]]]
 
 
 class Parser(DelegatingParser):  # type: ignore[misc]  # vLLM is not checked: its classes are Any

@@ -27,6 +27,10 @@ class SlowWire:
             pass
         return True
 
+    @property
+    def has_more(self) -> bool:
+        return self.left > 0
+
     def kill(self, why: str) -> None:
         self.killed = why
 
@@ -69,3 +73,22 @@ async def test_a_message_that_cannot_be_handled_ends_only_its_worker() -> None:
     await asyncio.sleep(0)
     assert bad.killed
     assert read == ["good"]
+
+
+async def test_only_a_lone_message_of_a_turn_is_not_behind() -> None:
+    """A daemon with more to do than that does it together, which costs less."""
+    read: list[str] = []
+    intake, seen = Intake(), list[bool]()
+
+    class Seen(SlowWire):
+        def read_on(self) -> bool:
+            has_read = super().read_on()
+            if has_read:
+                seen.append(intake.is_behind())
+            return has_read
+
+    intake.came(Seen("a", 1, read))
+    intake.came(Seen("b", 1, read))
+    await asyncio.sleep(0)
+    intake.came(Seen("c", 2, read))
+    assert seen == [False, True, True, True]
