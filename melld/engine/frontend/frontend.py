@@ -88,6 +88,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         # Logprobs of an answer are kept as lists of numbers: as a million objects they would stall the loop at every
         # garbage collection.
         logprobs.create_sample_logprobs = lambda _flat: FlatLogprobs()
+        if not isinstance(logprobs.convert_ids_list_to_tokens, TokenTexts):
+            logprobs.convert_ids_list_to_tokens = TokenTexts(convert_ids_list_to_tokens)
         backend_xgrammar.validate_xgrammar_grammar = _look_only
         enable_envs_cache()  # vLLM looks some of them up for each token
 
@@ -145,11 +147,9 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         return True
 
     async def learn_token_texts(self) -> None:
-        """Take the token texts of logprobs from a table, and fill that with the whole vocabulary."""
+        """Fill the table of the tokens' texts, which logprobs show, with the whole vocabulary."""
         if self.tokenizer is not None:
-            texts = logprobs.convert_ids_list_to_tokens
-            if not isinstance(texts, TokenTexts):
-                texts = logprobs.convert_ids_list_to_tokens = TokenTexts(convert_ids_list_to_tokens)
+            texts: TokenTexts = logprobs.convert_ids_list_to_tokens
             await texts.fill(self.tokenizer, self.model_config.get_vocab_size())
 
     async def watch_outputs(self) -> None:
