@@ -185,9 +185,11 @@ class OldSide(wire.Side):
 
     async def _go_on(self) -> None:
         """Return to normal service."""
-        self._daemon.admission.reopen()
-        self._daemon.entrance.open()
-        if self._daemon.control.is_given_away:
-            await self._daemon.speak()
-        await asyncio.to_thread(self._process.wait)
-        await self._loans.take_back(self._loan)
+        try:
+            self._daemon.admission.reopen()
+            self._daemon.entrance.open()
+            if self._daemon.control.is_given_away:
+                await self._daemon.speak()
+        finally:
+            await asyncio.to_thread(self._process.wait)
+            await self._loans.take_back(self._loan)

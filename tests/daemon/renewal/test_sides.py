@@ -103,6 +103,14 @@ async def test_an_idle_daemon_too_hands_over_its_connections_and_its_name(old: O
     assert old.told().step is RenewalStep.RENEWED
 
 
+async def test_devices_come_back_whatever_else_fails(old: OldSide) -> None:
+    """A daemon that is out of descriptors for a moment is not without its devices for ever."""
+    daemon_of(old).control.is_given_away = True
+    old.happen(Event.OTHER_ENDED)
+    await until_quiet(old)
+    assert daemon_of(old).notes == ["open", "take back"]
+
+
 async def test_nobody_hears_that_a_daemon_serves_which_was_ended(old: OldSide) -> None:
     """`systemctl stop` during a renewal ends both: the operator's script must not go on."""
     old.happen(Event.STOPPED)
