@@ -17,6 +17,7 @@ from melld.daemon.renewal import channel as wire
 from melld.daemon.renewal.handover import Event, State
 from melld.daemon.renewal.old import OldSide
 from melld.daemon.renewal.succession import Succession
+from melld.errors import MelldError
 
 
 class Daemon:
@@ -116,3 +117,12 @@ async def test_nobody_hears_that_a_daemon_serves_which_was_ended(old: OldSide) -
     old.happen(Event.STOPPED)
     assert old.told().step is RenewalStep.STOPPED
     assert old._process.wait() < 0
+
+
+def test_a_daemon_of_another_version_is_named_as_the_reason() -> None:
+    """The operator then knows to restart instead."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(b'{"type": "Inherited", "pid": 1, "host": "127.0.0.1", "port": 8000}')
+        with pytest.raises(MelldError, match=r"another version of melld.*restart"):
+            wire.receive(theirs)
