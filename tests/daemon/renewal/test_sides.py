@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from melld.api.admission import Admission
-from melld.control.messages import RenewalStep
+from melld.config import Config, ModelConfig
+from melld.config_server import ServerConfig
+from melld.control.messages import Renew, RenewalStep
 from melld.control.status import DaemonState
 from melld.daemon.renewal import channel as wire
 from melld.daemon.renewal.handover import Event, State
 from melld.daemon.renewal.old import OldSide
-from melld.daemon.renewal.succession import Succession
+from melld.daemon.renewal.succession import NotRenewed, Succession
+from melld.daemon.watch import Condition
 from melld.errors import MelldError
 
 
@@ -126,3 +130,45 @@ def test_a_daemon_of_another_version_is_named_as_the_reason() -> None:
         ours.send(b'{"type": "Inherited", "pid": 1, "host": "127.0.0.1", "port": 8000}')
         with pytest.raises(MelldError, match=r"another version of melld.*restart"):
             wire.receive(theirs)
+
+
+class Asked(Succession):
+    """A daemon that can be renewed but for what a test sets; `on_leave` happens as it writes its handover file."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        config = Config(model=ModelConfig(path="m"), server=ServerConfig(runtime_directory=str(tmp_path)))
+        super().__init__(config, Condition(state=DaemonState.READY), lambda: None)
+        self.files = 0
+        self.on_leave: Callable[[], None] = lambda: None
+
+    async def leave(self) -> None:
+        self.files += 1
+        self.on_leave()
+
+    def _why_never_renewed(self) -> str | None:
+        return None
+
+    async def refusal(self) -> str:
+        with pytest.raises(NotRenewed) as refused:
+            await self.renew(Renew(), cast("Any", None))
+        return str(refused.value)
+
+
+async def test_a_refused_renewal_leaves_the_handover_file_alone(old: OldSide, tmp_path: Path) -> None:
+    """It may be the predecessor's, still unread, or just being written: all stored responses are in it."""
+    asked = Asked(tmp_path)
+    asked.condition.state = DaemonState.STARTING
+    assert "try again once it is ready" in await asked.refusal()
+    asked.condition.state, asked.side = DaemonState.READY, old
+    assert "already in progress" in await asked.refusal()
+    asked.side, asked.before = None, cast("Any", SimpleNamespace(is_alone=False, inherited=SimpleNamespace(pid=7)))
+    assert "pid 7" in await asked.refusal()
+    assert asked.files == 0
+
+
+async def test_of_two_renewals_at_once_one_is_refused(old: OldSide, tmp_path: Path) -> None:
+    """The second might begin while the first writes its file."""
+    asked = Asked(tmp_path)
+    asked.on_leave = lambda: setattr(asked, "side", old)
+    assert "already in progress" in await asked.refusal()
+    assert asked.side is old
