@@ -201,7 +201,7 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True):
 class Renew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Start another daemon that takes over from this one.
 
-    Answered by lines of `Renewal`, the last of which is RENEWED or KEPT; a client that leaves before calls it off.
+    Answered by lines of `Renewal`, the last of which is not UNDER_WAY; a client that leaves before calls it off.
     """
 
 
@@ -211,6 +211,7 @@ class RenewalStep(enum.StrEnum):
     UNDER_WAY = "under way"
     RENEWED = "renewed"  # the new daemon is serving
     KEPT = "kept"  # the old one serves on
+    STOPPED = "stopped"  # the old one was told to stop: neither serves
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,13 @@ def end(pid: int) -> None:
     wait_until(lambda: is_gone(pid))
 
 
+def assert_answered(idle: socket.socket) -> None:
+    """Ask on a connection that was opened before the renewal."""
+    with idle:
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n\r\n")
+        assert idle.recv(100).startswith(b"HTTP/1.1 200")
+
+
 class Pair:
     """A daemon with two workers, its configuration, and its service manager."""
 
@@ -160,9 +167,7 @@ def test_streams_outlive_a_renewal_and_stored_answers_move_over(pair: Pair) -> N
         assert pair.heard.index(f"MAINPID={new}") < [("READY=1" in said) for said in pair.heard].index(True)
         told = pair.daemon.status()["renewal"]
         assert f"has taken over from pid {old}" in told
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: melld\r\nConnection: close\r\n\r\n")
-        with idle:
-            assert idle.recv(100).startswith(b"HTTP/1.1 200")
+        assert_answered(idle)
         late = pair.stream(20)
         assert late.result().error is None
         assert [stream.result() for stream in streams] == [whole] * 4
@@ -214,6 +219,7 @@ def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
     with DaemonProcess(demo_model, *flags, harmable=True) as daemon:
         daemon.wait_ready()
         answer: Answer = Stream(daemon, body(200)).result()
+        idle = socket.create_connection(("127.0.0.1", int(daemon.url.rpartition(":")[2])))
         with ThreadPoolExecutor() as pool:
             with slowed(daemon.faults, 0.02):
                 running = Stream(daemon, body(200))
@@ -223,6 +229,7 @@ def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
             done = asked.result()
         assert done.returncode == 0, done.stderr
         assert "new requests wait until 1" in done.stdout
+        assert_answered(idle)
         assert running.result() == answer
         assert Stream(daemon, body(200)).result() == answer
         new = int(daemon.status()["pid"])

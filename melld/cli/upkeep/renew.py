@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             told = msgspec.json.decode(line, type=Renewal)
             print(
                 f"melld renew: {told.told}",
-                file=sys.stderr if told.step is RenewalStep.KEPT else sys.stdout,
+                file=sys.stderr if told.step in (RenewalStep.KEPT, RenewalStep.STOPPED) else sys.stdout,
                 flush=True,
             )
     except NO_ANSWER as error:

@@ -13,10 +13,15 @@ from typing import Any
 import msgspec
 
 from melld.daemon.renewal.handover import OVER, Command, Event, State, step
+from melld.errors import MelldError
 
 VARIABLE = "MELLD_RENEWS"
 """Holds the descriptor of the channel to the daemon being replaced."""
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 16, 200
+
+
+class OtherVersion(MelldError):
+    """The other daemon's version of melld speaks differently."""
 
 
 class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -69,12 +74,19 @@ def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
 
     Raises:
         BlockingIOError: there is none yet.
+        OtherVersion: it is none of `Message`.
     """
     try:
         packet, descriptors, _, _ = socket.recv_fds(end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         packet, descriptors = b"", []
-    return (_DECODER.decode(packet), list(descriptors)) if packet else None
+    try:
+        return (_DECODER.decode(packet), list(descriptors)) if packet else None
+    except msgspec.MsgspecError as error:
+        raise OtherVersion(
+            "the daemon to be replaced runs another version of melld, from which this one cannot take over: restart it "
+            "instead"
+        ) from error
 
 
 def say(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:

@@ -5,7 +5,8 @@ file means that the other has died.  The old side stops taking requests before i
 once that is empty, so two daemons never serve, or compute on one device, at once; a survivor takes everything.
 
     old   STARTED ──► GIVING ──► CLOSED (of its last device) ──► HANDED_OVER ──► ENDED
-             └──────────┴─────────┴── the new one has ended ─────────┴──► SERVING
+             ├──────────┼─────────┼── the new one has ended ─────────┴──► SERVING
+             └──────────┴─────────┴── told to stop ──► STOPPED
     new   PREPARING ──► WAITING ──► READY ──► TAKEN_OVER
               └────────────┴── the old one has ended ──► ALONE ──► TAKEN_OVER
 """
@@ -25,6 +26,7 @@ class State(enum.StrEnum):
     CLOSED = "closed"  # the same for the last device: requests wait at the socket
     HANDED_OVER = "handed over"  # the new one takes requests; running streams finish here
     ENDED = "ended"
+    STOPPED = "stopped"  # both end before the new one serves
 
     PREPARING = "preparing"
     WAITING = "waiting"  # for devices, and for a worker to load on them
@@ -47,7 +49,7 @@ class Event(enum.StrEnum):
     PREPARED = "prepared"
     GIVEN = "given"  # old to new: here are devices
     WORKER_READY = "worker ready"
-    YOURS = "yours"  # old to new: take the requests
+    YOURS = "yours"  # old to new, and on the old side once all is said: take the requests
 
 
 class Command(enum.StrEnum):
@@ -77,10 +79,11 @@ _ROWS: Sequence[tuple[Sequence[State], Event, State | None, Sequence[Command]]] 
     ([_S.GIVING], _E.NONE_TO_SPARE, _S.CLOSED, [_C.CLOSE, _C.AWAIT_STREAMS]),
     ([_S.CLOSED], _E.STREAMS_ENDED, _S.CLOSED, [_C.LEND]),
     (_LOADING, _E.SERVES, None, [_C.LEAVE]),
-    (_LOADING, _E.LEFT, _S.HANDED_OVER, [_C.CLOSE, _C.SAY_YOURS, _C.AWAIT_STREAMS]),
+    (_LOADING, _E.LEFT, _S.HANDED_OVER, [_C.CLOSE, _C.SAY_YOURS]),
     (_UNTIL_OFFERED, _E.CALLED_OFF, _S.SERVING, _BACK),
     ([*_UNTIL_OFFERED, _S.HANDED_OVER], _E.OTHER_ENDED, _S.SERVING, _BACK),
-    (_UNTIL_OFFERED, _E.STOPPED, _S.ENDED, [_C.END_OTHER]),
+    (_UNTIL_OFFERED, _E.STOPPED, _S.STOPPED, [_C.END_OTHER]),
+    ([_S.HANDED_OVER], _E.YOURS, _S.HANDED_OVER, [_C.AWAIT_STREAMS]),
     ([_S.HANDED_OVER], _E.WANTS, _S.HANDED_OVER, [_C.LEND]),
     ([_S.HANDED_OVER], _E.CALLED_OFF, _S.HANDED_OVER, []),
     ([_S.HANDED_OVER], _E.STREAMS_ENDED, _S.ENDED, [_C.END]),
@@ -98,7 +101,7 @@ _ROWS: Sequence[tuple[Sequence[State], Event, State | None, Sequence[Command]]] 
 TABLE: Mapping[tuple[State, Event], Reaction] = {
     (state, event): (after or state, commands) for states, event, after, commands in _ROWS for state in states
 }
-OVER = frozenset({State.SERVING, State.ENDED})
+OVER = frozenset({State.SERVING, State.ENDED, State.STOPPED})
 """The states of the old side in which the renewal is over: events no longer count."""
 
 

@@ -5,6 +5,7 @@ who provide the content.
 """
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def leave(directory: Path, legacy: Legacy) -> None:
     Raises:
         NotLeft: it cannot be written; an earlier one stays.
     """
-    path, half = directory / FILE, directory / f".{FILE}.{os.getpid()}"
+    path = directory / FILE
     try:
-        half.unlink(missing_ok=True)
+        number, name = tempfile.mkstemp(prefix=f".{FILE}.", dir=directory)  # as another may write at the same time
+        half = Path(name)
         try:
-            with open(half, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with os.fdopen(number, "wb") as file:
                 file.write(msgspec.msgpack.encode(legacy, enc_hook=_plain))
                 os.fsync(file.fileno())
             half.replace(path)

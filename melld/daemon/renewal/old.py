@@ -25,7 +25,11 @@ log = logging.getLogger("melld.renewal")
 BORROWER, USER = "melld serve", "renewal"
 LOOK_S = 0.2
 MAIN_PID_TRIES = 25
-STEPS = {State.SERVING: RenewalStep.KEPT, **dict.fromkeys((State.HANDED_OVER, State.ENDED), RenewalStep.RENEWED)}
+STEPS = {
+    State.SERVING: RenewalStep.KEPT,
+    State.STOPPED: RenewalStep.STOPPED,
+    **dict.fromkeys((State.HANDED_OVER, State.ENDED), RenewalStep.RENEWED),
+}
 """What the operator hears of a state, unless the renewal is under way."""
 
 
@@ -66,6 +70,8 @@ class OldSide(wire.Side):
         match self.state:
             case State.SERVING:
                 told = self._reason
+            case State.STOPPED:
+                told = f"pid {os.getpid()} was told to stop, and ends {new} too"
             case State.HANDED_OVER | State.ENDED:
                 told = f"{new} is serving; pid {os.getpid()} exits after its {calls} calls"
             case State.CLOSED:
@@ -170,6 +176,7 @@ class OldSide(wire.Side):
             self.say(wire.Told(Event.YOURS), [one.fileno() for one in part])
         for one in idle:
             one.close()
+        self.happen(Event.YOURS)
 
     def _end_other(self) -> None:
         """End the new daemon, and with it its workers."""
@@ -178,9 +185,11 @@ class OldSide(wire.Side):
 
     async def _go_on(self) -> None:
         """Return to normal service."""
-        self._daemon.admission.reopen()
-        self._daemon.entrance.open()
-        if self._daemon.control.is_given_away:
-            await self._daemon.speak()
-        await asyncio.to_thread(self._process.wait)
-        await self._loans.take_back(self._loan)
+        try:
+            self._daemon.admission.reopen()
+            self._daemon.entrance.open()
+            if self._daemon.control.is_given_away:
+                await self._daemon.speak()
+        finally:
+            await asyncio.to_thread(self._process.wait)
+            await self._loans.take_back(self._loan)

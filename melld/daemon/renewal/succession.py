@@ -161,9 +161,9 @@ class Succession:
             NotRenewed: it cannot be replaced now.
             NotLeft: the handover file cannot be written.
         """
+        self._check_renewable()  # a daemon that has not read its predecessor's file yet would replace it
         await self.leave()
-        if (reason := self._why_not_renewed()) is not None:
-            raise NotRenewed(reason)
+        self._check_renewable()  # another renewal may have begun meanwhile
         self.side = side = OldSide(self)
         call.left.add_done_callback(lambda _: side.happen(Event.CALLED_OFF))
         with contextlib.suppress(ConnectionError):
@@ -174,16 +174,16 @@ class Succession:
                     return
                 await side.news.wait()
 
-    def _why_not_renewed(self) -> str | None:
-        """Return why another cannot take over from this daemon now; None if one can."""
+    def _check_renewable(self) -> None:
         if self.condition.state is not DaemonState.READY:
-            return f"the daemon is {self.condition.state}: try again once it is ready"
+            raise NotRenewed(f"the daemon is {self.condition.state}: try again once it is ready")
         if self.side is not None:
-            return f"a renewal is already in progress: {self.side.told().told}"
+            raise NotRenewed(f"a renewal is already in progress: {self.side.told().told}")
         if self.before is not None and not self.before.is_alone:
             pid = self.before.inherited.pid
-            return f"pid {pid}, which this daemon has taken over from, is still finishing its calls"
-        return self._why_never_renewed()
+            raise NotRenewed(f"pid {pid}, which this daemon has taken over from, is still finishing its calls")
+        if (reason := self._why_never_renewed()) is not None:
+            raise NotRenewed(reason)
 
     def _why_never_renewed(self) -> str | None:
         """Return why devices cannot be handed over one by one; None if they can."""

@@ -1,5 +1,6 @@
 """What one daemon leaves to the next: for its eyes alone, and read once."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,18 @@ def test_a_file_of_another_version_or_without_room_is_no_failure(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(NotLeft, match="No such file or directory"):
         leave(tmp_path / "gone", Legacy(stories={"demo": [story("a")]}))
+
+
+def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is told to stop while a renewal begins writes it twice."""
+    sync = os.fsync
+
+    def other_writes(number: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        leave(tmp_path, Legacy(stories={"demo": [story("first")]}))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", other_writes)
+    leave(tmp_path, Legacy(stories={"demo": [story("second")]}))
+    assert take(tmp_path) == Legacy(stories={"demo": [story("second")]})
+    assert list(tmp_path.iterdir()) == []
