@@ -5,6 +5,7 @@ are on one device, each way of copying by itself.
 """
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +38,10 @@ class Ours:
     def make(cls, kind: str) -> "tuple[Ours, list[torch.Tensor]]":
         """Memory of this kind of device, and its tensors."""
         dtype = torch.float32 if kind == "cpu" else torch.bfloat16
-        tensors = list(torch.ones(*SHAPES[kind], dtype=dtype, device=kind).unbind(0))
+        whole = torch.empty(0, dtype=dtype, device=kind)
+        if kind == "cpu":  # as a worker's, which siblings can map
+            whole.set_(shared_memory.allocate(math.prod(SHAPES[kind]) * dtype.itemsize))
+        tensors = list(whole.resize_(SHAPES[kind]).fill_(1).unbind(0))
         region = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(tensors[0].untyped_storage())
         return cls(layout_of(tensors, SHAPES[kind][1]), region), tensors
 
@@ -75,7 +79,7 @@ Plain = Callable[[int], None]
 
 def _on_cpu(handle: KvHandle, ours: Ours) -> Iterator[tuple[str, Link, Plain]]:
     link = shared_memory.open_link(handle, ours.region, ours.layout)
-    peer = torch.empty(0, dtype=torch.uint8).set_(link._views[0][1].untyped_storage())  # noqa: SLF001
+    peer = link._peer  # noqa: SLF001
 
     def plain(nbytes: int) -> None:
         ours.region[:nbytes].copy_(peer[:nbytes])
@@ -90,7 +94,7 @@ def _on_gpu(handle: KvHandle, ours: Ours) -> Iterator[tuple[str, Link, Plain]]:
 
     def plain(nbytes: int) -> None:
         stream = torch.cuda.Stream()
-        peer = link._address  # noqa: SLF001
+        peer = link._peer  # noqa: SLF001
         here, there = (np.array([address], dtype=np.uint64) for address in (ours.region.data_ptr(), peer))
         cuda_runtime.copy_batch(here, there, nbytes, stream)
         cuda_runtime.end_of(stream)()

@@ -77,11 +77,13 @@ class WantedMoves:
         request, asked = command.request, self.asked.get(command.request)
         after_first_token = command.after_first_token if asked is None else asked.after_first_token
         via = asked.via if asked is not None else None
+        held_bytes = self._held_bytes(request, command.source)
         wish = Wish(
             request=request,
             source=command.source,
             destination=command.destination,
-            kv_bytes=command.kv_bytes,
+            # Of a prompt under way only what is computed is copied, unless the copy follows it to its end.
+            kv_bytes=held_bytes if held_bytes and not after_first_token else command.kv_bytes,
             urgency_s=command.urgency_s,
             via=Via.KV if after_first_token else via,
             asked=asked is not None,
@@ -174,9 +176,8 @@ class WantedMoves:
 
     def _measure(self, wish: Wish) -> bool:
         """Refresh a move's size and ways; return False if the request has left the source."""
-        live, ledger = self._fleet.live.get(wish.request), self._fleet.ledger
-        if (holding := ledger.holding(wish.request, wish.source)) is not None:
-            wish.kv_bytes = max(wish.kv_bytes, holding.kv_bytes)
+        live = self._fleet.live.get(wish.request)
+        wish.kv_bytes = max(wish.kv_bytes, self._held_bytes(wish.request, wish.source))
         wish.ways = ()
         if live is None or live.worker != wish.source:
             return False
@@ -185,6 +186,11 @@ class WantedMoves:
         if is_free and self._fleet.is_ready(wish.source) and self._fleet.is_ready(wish.destination):
             wish.ways = (wish.via,) if wish.via is not None else BOTH if self._may_copy(wish) else (Via.TOKENS,)
         return True
+
+    def _held_bytes(self, request: RequestId, worker: WorkerId) -> int:
+        """Return the bytes that the request holds there; 0 before its worker's first report."""
+        holding = self._fleet.ledger.holding(request, worker)
+        return holding.kv_bytes if holding is not None else 0
 
     def _may_copy(self, wish: Wish) -> bool:
         """Return True if KV can be copied; between machines, only over a link of known speed."""
@@ -207,16 +213,16 @@ class WantedMoves:
         if wish.planned is Via.TOKENS or wish.ways != BOTH:  # else a source whose KV cannot go sends the tokens instead
             wish.via = wish.planned
         wish.paces = self._paces(wish)
+        asked = self.asked.get(wish.request)
         try:
-            asked = self.asked.get(wish.request)
             self._executor.start(wish, asked.answer if asked is not None else None)
         except Exception as error:  # the boundary of one move: the others start
             if not isinstance(error, MelldError):
                 log.exception("failed: %s", wish)
-            if wish.request not in self._executor.moves:  # else its deadline ends it
+            if wish.request not in self._executor.moves:  # else its deadline ends it, and the operator hears of that
                 self.planner.ended(wish.request)
                 self._cancel(wish, str(error))
-            return
+                return
         self.asked.pop(wish.request, None)
 
     def _paces(self, wish: Wish) -> dict[Via, MovePace]:

@@ -11,11 +11,13 @@ from melld.control.messages import AlreadyThere
 from melld.driver.moves import MoveCancelled
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId
-from melld.migrate.snapshot import MoveRefused, Via
+from melld.migrate.snapshot import MoveRefused, Phase, Via
 from melld.migrate.wish import Cause
+from melld.scheduler import events
+from melld.scheduler.reasons import Reason
 from melld.scheduler.state import RequestState
 from tests.scheduler.law import check_cluster
-from tests.serve.offline_daemon import TIGHT, W0, W1, W2, OfflineDaemon
+from tests.serve.offline_daemon import BLOCK_BYTES, BLOCKS, TIGHT, W0, W1, W2, OfflineDaemon
 
 
 @pytest.fixture
@@ -92,6 +94,46 @@ async def test_a_copy_larger_than_a_boundary_is_paced(daemon: OfflineDaemon) -> 
     assert pace.takes_s == pytest.approx(kv_bytes / boundary * TIGHT.epoch_s)
     daemon.refuse(large)
     await task
+
+
+@pytest.mark.parametrize(("after_first_token", "blocks"), [(False, 2), (True, 10)])
+async def test_a_move_during_prefill_is_as_large_as_what_goes(
+    daemon: OfflineDaemon, after_first_token: bool, blocks: int
+) -> None:
+    """What is computed so far takes no more of the link than that; a whole prompt's KV only follows a hand-over."""
+    large = daemon.admit("large", 10)
+    source = daemon.where(large)
+    daemon.fleet.ledger.blocks_changed(source, (2, BLOCKS, 0), {large: (2, Phase.PREFILLING)})
+    ends = large, W1 if source == W0 else W0
+    task = asyncio.get_running_loop().create_task(daemon.driver.migrate(*ends, Via.KV, after_first_token))
+    await asyncio.sleep(0)
+    wish = daemon.executor.moves[large].migration.wish
+    assert wish.kv_bytes == blocks * BLOCK_BYTES
+    assert (Via.KV in wish.paces) == (wish.kv_bytes > TIGHT.other_link_bytes)
+    daemon.refuse(large)
+    await task
+
+
+async def test_a_start_that_fails_leaves_no_order_behind(
+    daemon: OfflineDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator hears how the move ends, and the scheduler's next one of that request is not taken for theirs."""
+
+    def fail(worker: object, message: object, payload: object = ()) -> None:
+        raise RuntimeError("no memory")
+
+    first, _ = await two_on_w0(daemon)
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.fleet, "send", fail)
+        task = daemon.ask(first, W1, Via.KV)
+        await asyncio.sleep(0)
+    assert daemon.executor.moves.keys() == {first}
+    daemon.fleet.withdraw(W1)
+    assert (await task).outcome == "destination died"
+    size_bytes = daemon.scheduler.cluster.requests[first].kv_bytes
+    daemon.driver.wanted.want(events.MoveRequest(Reason.OVERLOAD, first, W0, W2, size_bytes), is_epoch=True)
+    [wish] = daemon.planner.waiting.values()
+    assert (wish.asked, wish.via) == (False, None)
 
 
 @pytest.mark.parametrize("via", [Via.TOKENS, None])

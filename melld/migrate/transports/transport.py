@@ -87,7 +87,7 @@ class Link:
         self.destination = destination
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
-        """Begin to copy whole blocks.  Copies end in the order in which they began."""
+        """Begin to copy whole blocks.  Copies end in the order in which they began; keep the link until they have."""
         raise NotImplementedError
 
     def into(self, region: torch.Tensor, layout: KvLayout) -> "Link":
@@ -100,7 +100,8 @@ class Link:
         read = torch.empty(packed.region_bytes, dtype=torch.uint8, device=self.region.device)
         if read.is_cuda:
             torch.cuda.synchronize(read.device)  # the copy may run on another stream than what had this memory before
-        self.into(read, packed).begin(source_blocks, range(len(source_blocks)))()
+        link = self.into(read, packed)  # kept until the copy has ended: it reads the link's own buffers and tables
+        link.begin(source_blocks, range(len(source_blocks)))()
         places = torch.tensor(destination_blocks, device=read.device)
         pairs = paired_views(self.region, self.destination, read, packed)
         return all(torch.equal(ours[:, places], theirs) for ours, theirs in pairs)

@@ -1,7 +1,8 @@
 """CPU devices: a sibling's blocks are read from its own memory."""
 
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -84,6 +85,31 @@ def test_the_checksum_finds_a_wrong_byte(sibling: Sibling) -> None:
     Puller(link, checksum=True).pull([4], [2])  # the wrong byte is in another block
     with pytest.raises(ChecksumMismatch):
         Puller(link, checksum=True).pull([4], [1])
+
+
+class _Late(shared_memory.SharedMemoryLink):
+    """A link that copies in its wait, as a device does, out of memory of its own that is gone once it is freed."""
+
+    def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
+        here = weakref.ref(self)
+
+        def wait() -> None:
+            link = here()
+            assert link is not None, "the link is freed while it copies"
+            super(_Late, link).begin(source_blocks, destination_blocks)()
+
+        return wait
+
+    def into(self, region: torch.Tensor, layout: KvLayout) -> "_Late":
+        return _Late(self._peer, self.source, region, layout)
+
+
+def test_a_link_lives_until_its_copy_has_ended(sibling: Sibling) -> None:
+    """The check's second reading must not be written to memory that another copy has been given meanwhile."""
+    _, layout, region = ours()
+    good = link_to(sibling.handle, region, layout)
+    link = _Late(good._peer, good.source, region, layout)
+    assert Puller(link, checksum=True, piece_bytes=layout.block_bytes).pull([4, 5], [1, 2]).blocks == 2
 
 
 @pytest.mark.parametrize(
