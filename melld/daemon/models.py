@@ -3,16 +3,16 @@
 Owns the list that calls, status and metrics go by, and each model's front end and tasks.  What vLLM refuses in a new
 configuration changes nothing.
 
-    prepare: what is new is let in, and loads while vLLM ──► carry_out: it can be called, what is gone leaves when
-             tries the rest of its settings; refused, it leaves          its calls have ended
+    prepare: what is new is let in, and loads while vLLM ──► carry_out: it can be called, is pinned, has its log;
+             tries the rest of its settings; refused, it leaves          what is gone leaves when its calls have ended
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
-import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,12 +20,11 @@ import prometheus_client
 
 from melld.config import Config, ModelConfig
 from melld.daemon import preflight
-from melld.daemon.devices import kind_of, make_slots
+from melld.daemon.devices import kind_of
 from melld.daemon.model import ServedModel, Unloaded
 from melld.daemon.sizes import fitted
 from melld.daemon.watch import Condition
-from melld.daemon.wiring import DaemonParts, make_model
-from melld.engine.arguments import engine_arguments
+from melld.daemon.wiring import DaemonParts, make_candidate
 from melld.errors import ConfigError
 from melld.tasks import Tasks, Work
 
@@ -56,8 +55,7 @@ class Models:
     def __init__(self, parts: DaemonParts, condition: Condition, tasks: Tasks) -> None:
         self.served = parts.models
         self._parts = parts
-        self._condition = condition
-        self._tasks = tasks
+        self._condition, self._tasks = condition, tasks
         self._by_hand: dict[str, ModelConfig] = {}
         self._numbers = itertools.count(len(self.served))
         self._leaving: dict[ServedModel, asyncio.Task[None]] = {}
@@ -98,7 +96,7 @@ class Models:
         """Wake the calls that wait for a loaded model, or have its front end made."""
         if model.is_warm and model.serving is not None:
             model.loaded()
-        elif model.is_warm and model in self.served and model not in self._opening:
+        elif model.is_warm and model in self.prepared and model not in self._opening:
             self._opening[model] = asyncio.get_running_loop().create_task(self._open_loaded(model))
 
     async def _open_loaded(self, model: ServedModel) -> None:
@@ -125,7 +123,7 @@ class Models:
 
     async def close(self) -> None:
         """End all workers."""
-        await asyncio.gather(*(model.close() for model in (*self.served, *self._leaving)))
+        await asyncio.gather(*(model.close() for model in (*self.served, *self._candidates.values(), *self._leaving)))
         for task in self._leaving.values():
             task.cancel()
 
@@ -156,36 +154,37 @@ class Models:
         kept = kept_of(self._configured(), config.models)
         fresh = [model for model, index in zip(config.models, kept, strict=True) if index is None]
         read = await asyncio.to_thread(self._read, config, fresh)
-        if not self.is_alone:
-            self._candidates = {model.names[0]: self._make(config, model, read[model.names[0]]) for model in fresh}
+        with self._trial():
+            for model in () if self.is_alone else fresh:
+                self._make(config, model, read[model.names[0]])
+            return await asyncio.to_thread(self._rehearse, config, read)
+
+    @contextlib.contextmanager
+    def _trial(self) -> Iterator[None]:
+        """Have all candidates leave if the block fails."""
         try:
-            return await asyncio.to_thread(self._rehearse, config, fresh)
+            yield
         except BaseException:
-            for model in self._candidates.values():
-                self._remove(model)
-            self._candidates = {}
+            while self._candidates:
+                self._remove(self._candidates.popitem()[1])
             raise
 
     def _read(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Any]:
         """Return vLLM's configuration of each model: how large it is."""
-        from melld.engine.frontend.frontend import vllm_config_of
-        from melld.engine.frontend.rehearsal import told_in_one_line
+        from melld.engine.frontend.rehearsal import read
 
         for model in fresh:
             preflight.check_model(model.path)
         fitted(config, self._parts.gpus)
         if fresh and self.is_alone:
             self._parts.letting.check_adoption(config, self.served[0])
-        kind, read = kind_of(self._parts.gpus), {}
-        for alone in map(config.alone, fresh):
-            with told_in_one_line(alone):
-                read[alone.model.names[0]] = vllm_config_of(alone, engine_arguments(alone, kind))
-        return read
+        return {model.names[0]: read(config.alone(model), kind_of(self._parts.gpus)) for model in fresh}
 
-    def _rehearse(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Prepared]:
+    def _rehearse(self, config: Config, read: Mapping[str, Any]) -> dict[str, Prepared]:
         from melld.engine.frontend.rehearsal import prepare
 
-        return {model.names[0]: prepare(config.alone(model), kind_of(self._parts.gpus)) for model in fresh}
+        kind, models = kind_of(self._parts.gpus), {model.names[0]: model for model in config.models}
+        return {name: prepare(config.alone(models[name]), kind, vllm_config) for name, vllm_config in read.items()}
 
     def carry_out(self, config: Config, prepared: Mapping[str, Prepared]) -> Changes:
         """Serve the configured models, of which new ones are prepared, and those loaded by hand."""
@@ -196,6 +195,10 @@ class Models:
             self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]][0], others)
             self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
+        with self._trial():
+            for wanted in config.models:
+                if (name := wanted.names[0]) in prepared and name not in self._candidates:
+                    self._make(config, wanted, prepared[name][0])
         removed = [model for index, model in enumerate(before) if index not in kept]
         for model in removed:
             self._remove(model)
@@ -205,10 +208,8 @@ class Models:
             else self._follow(before[index], config.alone(model))
             for model, index in zip(config.models, kept, strict=True)
         ]
-        added = [model for model in self.served if model not in before]
-        for model in added:
-            self.loaded(model)
-        return Changes(tuple(model.name for model in added), tuple(model.name for model in removed))
+        added = (model.name for model in self.served if model not in before)
+        return Changes(tuple(added), tuple(model.name for model in removed))
 
     async def load(self, config: Config, path: str, name: str) -> ServedModel:
         """Serve one more model until the daemon ends, or until it is unloaded.
@@ -256,25 +257,26 @@ class Models:
             self._parts.letting.follow(model, self.prepared[model][0])
         return model
 
-    def _make(self, config: Config, wanted: ModelConfig, vllm_config: Any) -> ServedModel:
-        """Make a model that nobody can call yet, and load it if there is room."""
-        landlord, number, name = self._parts.landlord, next(self._numbers), wanted.names[0]
-        count = max(len(config.models), 2)
-        slots = make_slots(config.alone(wanted), list(self._parts.gpus), os.environ, number, count)
-        made = make_model(config.alone(wanted), slots, self._parts.shared, self._condition, count)
-        model = ServedModel(made, landlord.want, f"{name}#{number}" if name in landlord.tenants else name)
+    def _make(self, config: Config, wanted: ModelConfig, vllm_config: Any) -> None:
+        """Make a candidate, and load it if there is room."""
+        model = make_candidate(config, wanted, next(self._numbers), self._parts.shared, self._condition)
         self._parts.letting.let_in(model, vllm_config)
-        self._parts.shared.loans.cover(made.driver.drains)
+        self._candidates[model.name] = model
+        self._parts.shared.loans.cover(model.parts.driver.drains)
         self.watch(model)
-        landlord.load_if_room(model)
-        return model
+        self._parts.landlord.load_if_room(model, on_trial=True)
 
     def _admit(self, config: Config, wanted: ModelConfig, prepared: Prepared) -> ServedModel:
         """Return the model, which can be called from now on."""
         from melld.api.guards.media import follow_no_redirects
 
-        model = self._candidates.pop(wanted.names[0], None) or self._make(config, wanted, prepared[0])
+        model = self._candidates.pop(wanted.names[0])
         self.prepared[model] = prepared
+        self._follow(model, config.alone(wanted))
+        if model.parts.decisions is not None:
+            model.parts.decisions.begin()
+        self._parts.landlord.load_if_room(model)
+        self.loaded(model)
         if getattr(prepared[1], "allowed_media_domains", None):
             follow_no_redirects()
         return model

@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import prometheus_client
 
 from melld import __version__
 from melld.cluster.cluster import Cluster
 from melld.config import Config, ModelConfig
-from melld.daemon.devices import find_gpus, kind_of, slots_by_model, worker_environment
+from melld.daemon.devices import find_gpus, kind_of, make_slots, slots_by_model, worker_environment
 from melld.daemon.history import History
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
@@ -118,6 +119,8 @@ def make_parts(
     meters = MoveMeters(prometheus_client.REGISTRY)
     shared = CommonParts(gpus, nvml, LocalHost(template), meters, clock, landlord, Loans(clock), client_names)
     made = [make_model(*pair, shared, condition, count) for pair in zip(alone, slots, strict=True)]
+    for decisions in filter(None, (parts.decisions for parts in made)):
+        decisions.begin()
     models = [ServedModel(parts, landlord.want) for parts in made]
     identity = Identity(
         pid=os.getpid(),
@@ -145,12 +148,12 @@ def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
 def make_model(
     config: Config, slots: Sequence[Slot], shared: CommonParts, condition: Condition, models: int = 1
 ) -> ModelParts:
-    """Make the parts of one of `models` models; `config` is of this model alone."""
+    """Make the parts of one of `models` models, whose decision log is yet to begin; `config` is of it alone."""
     settings, clock = config.scheduler, shared.clock
     epoch_s = settings.epoch_ms / 1e3
     scheduler = Scheduler(POLICIES[settings.policy], scheduler_settings(config))
     history = History(scheduler, clock, shared.client_names)
-    decisions = _open_decision_log(config, scheduler, condition, is_one_of_several=models > 1)
+    decisions = _decision_log(config, scheduler, condition, is_one_of_several=models > 1)
     stories = Stories(settings.stories_kept)
     taps = [recording(scheduler, stories.take, *([decisions.take] if decisions is not None else [])), history.heard]
 
@@ -182,10 +185,24 @@ def make_model(
     )
 
 
-def _open_decision_log(
+def make_candidate(
+    config: Config, wanted: ModelConfig, number: int, shared: CommonParts, condition: Condition
+) -> ServedModel:
+    """Make a model that a running daemon may serve.
+
+    It is not pinned yet: others would be unloaded for it.
+    """
+    alone, count = config.alone(msgspec.structs.replace(wanted, pinned=False)), max(len(config.models), 2)
+    slots = make_slots(alone, shared.gpus, os.environ, number, count)
+    name, tenants = wanted.names[0], shared.landlord.tenants
+    made = make_model(alone, slots, shared, condition, count)
+    return ServedModel(made, shared.landlord.want, f"{name}#{number}" if name in tenants else name)
+
+
+def _decision_log(
     config: Config, scheduler: Scheduler, condition: Condition, *, is_one_of_several: bool
 ) -> DecisionLogFile | None:
-    """Open the decision log if one is configured; with several models, one file each."""
+    """Return the decision log if one is configured; with several models, one file each."""
     settings = config.scheduler
     if settings.decision_log is None:
         return None

@@ -23,11 +23,14 @@ CLOSE_DEADLINE_S = 5.0
 
 
 class DecisionLogFile:
-    """Log of one daemon.  `failed` is called on the event loop, at most once, with the reason if the log ends early."""
+    """Log of one daemon, once it is begun; what it is given before that waits in memory.
+
+    `failed` is called on the event loop, at most once, with the reason if the log ends early.
+    """
 
     def __init__(self, path: Path, header: Record, failed: Callable[[str], None]) -> None:
-        """Begin the file; keep an earlier daemon's log as FILE.1."""
         self._path = path
+        self._header = header
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._taken: list[Record] = []
@@ -36,6 +39,10 @@ class DecisionLogFile:
         self._ended = False
         self._batches: queue.SimpleQueue[list[Record] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin the file; keep an earlier daemon's log as FILE.1."""
+        path = self._path
         try:
             if path.is_file() and path.stat().st_size:
                 path.replace(path.with_name(path.name + ".1"))
@@ -43,7 +50,7 @@ class DecisionLogFile:
         except OSError as error:
             self._end(f"{error.strerror}")
             return
-        self._thread = threading.Thread(target=self._write, args=(file, header), name="decision log", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(file, self._header), name="decision log", daemon=True)
         self._thread.start()
 
     def take(self, records: Sequence[Record]) -> None:

@@ -255,3 +255,8 @@ class Choice(NamedTuple):
     instance: Instance
     victims: tuple[Instance, ...]
     granules: int
+
+    @property
+    def dozers(self) -> list[Instance]:
+        """Return the dozing instances there: they may be ended for it, too."""
+        return [one for one in self.instance.house.instances if one.state is S.DOZING]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,12 @@ class Said(list[str]):
         self.came.set()
 
 
+def begun(path: Path, header: dict[str, Any], said: Said) -> DecisionLogFile:
+    log = DecisionLogFile(path, header, said)
+    log.begin()
+    return log
+
+
 def take(log: DecisionLogFile, count: int) -> None:
     """Log that many events."""
     for number in range(count):
@@ -37,7 +44,7 @@ def kinds(path: Path) -> list[str]:
 async def test_everything_accepted_is_in_the_closed_log(tmp_path: Path) -> None:
     """A daemon that stops leaves a complete log."""
     said = Said()
-    log = DecisionLogFile(tmp_path / "log", HEADER, said)
+    log = begun(tmp_path / "log", HEADER, said)
     take(log, 1000)
     log.close()
     assert (kinds(tmp_path / "log"), said) == (["scheduler"] + ["epoch"] * 1000, [])
@@ -46,16 +53,33 @@ async def test_everything_accepted_is_in_the_closed_log(tmp_path: Path) -> None:
 async def test_the_previous_daemon_s_log_is_kept(tmp_path: Path) -> None:
     """One file is one daemon's life, so that it can be audited; a restart does not lose the one before."""
     for count in (1, 2):
-        log = DecisionLogFile(tmp_path / "log", HEADER, Said())
+        log = begun(tmp_path / "log", HEADER, Said())
         take(log, count)
         log.close()
     assert (len(kinds(tmp_path / "log.1")), len(kinds(tmp_path / "log"))) == (2, 3)
 
 
+async def test_a_log_that_never_begins_leaves_the_file_alone(tmp_path: Path) -> None:
+    """A model that is not served after all may have the name of one that is; what it is given until then is kept."""
+    kept, never, late = (DecisionLogFile(tmp_path / "log", HEADER, Said()) for _ in range(3))
+    kept.begin()
+    take(never, 1)
+    never.close()
+    take(late, 2)
+    late.flush()
+    take(kept, 3)
+    kept.close()
+    assert kinds(tmp_path / "log") == ["scheduler"] + ["epoch"] * 3
+    assert not (tmp_path / "log.1").exists()
+    late.begin()
+    late.close()
+    assert (len(kinds(tmp_path / "log.1")), len(kinds(tmp_path / "log"))) == (4, 3)
+
+
 async def test_a_full_disk_is_reported_once() -> None:
     """Serving goes on, and the operator knows that the log does not."""
     said = Said()
-    log = DecisionLogFile(Path("/dev/full"), HEADER, said)
+    log = begun(Path("/dev/full"), HEADER, said)
     for _ in range(3):
         take(log, 10)
         log.flush()
@@ -70,7 +94,7 @@ async def test_an_unwritable_directory_is_reported_once(tmp_path: Path) -> None:
     """A wrong path is no reason not to serve."""
     (tmp_path / "file").write_text("")
     said = Said()
-    log = DecisionLogFile(tmp_path / "file" / "log", HEADER, said)
+    log = begun(tmp_path / "file" / "log", HEADER, said)
     take(log, 10)
     log.close()
     assert [("ends here" in what, "file" in what) for what in said] == [(True, True)]
@@ -84,7 +108,7 @@ async def test_a_hanging_disk_costs_bounded_memory(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("melld.decisions.file.CLOSE_DEADLINE_S", 0.01)
     monkeypatch.setattr("melld.decisions.file.MOST_BEHIND", 5_000)
     said = Said()
-    log = DecisionLogFile(fifo, HEADER, said)
+    log = begun(fifo, HEADER, said)
     while not said:
         take(log, 1_000)
         log.flush()

@@ -37,7 +37,9 @@ class Town:
     def write(self, *models: str) -> None:
         """Write a file of these models."""
         listed = ", ".join(self.lines.get(one, one) for one in models)
-        self.file.write_text(f'models = [{listed}]\n[devices]\ncpu = {{count = 1, memory_bytes = "2GiB"}}\n')
+        devices = '[devices]\ncpu = {count = 1, memory_bytes = "2GiB"}\n'
+        log = f'[scheduler]\ndecision_log = "{self.directory}/log.jsonl"\n'
+        self.file.write_text(f"models = [{listed}]\n{devices}{log}")
 
     def reload(self, *models: str) -> str:
         """Write it, have the daemon read it; return what the log says."""
@@ -123,6 +125,7 @@ def test_settings_that_apply_at_once_cost_no_load(town: Town) -> None:
     [
         ('{path = "/nowhere"}', "no such directory"),
         ('{path = "%s", name = "more", vllm = {dtype = "wide"}}', "dtype: Input should"),
+        ('{path = "%s", name = "more", vllm = {reasoning_parser = "qwen"}}', "did you mean 'qwen3'?"),
         ('{path = "%s", name = "more", vllm = {chat_template = "{{ a"}}', "chat_template"),
     ],
 )
@@ -135,6 +138,19 @@ def test_an_invalid_file_changes_nothing(town: Town, entry: str, why: str) -> No
     Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
     checked = town.daemon.melld("check-config", str(town.file))
     assert (checked.returncode, why in checked.stderr) == (2, True)
+    town.reload("demo", "other")
+
+
+def test_a_rejected_file_leaves_what_is_served_its_log(town: Town) -> None:
+    """A model with new settings has the name of the served one, whose log goes on in its file."""
+    log, kept = town.directory / "log-other.jsonl", town.directory / "log-other.jsonl.1"
+    before = [path.stat().st_ino if path.exists() else 0 for path in (log, kept)]
+    changed = f'{{path = "{town.directory}/other", pinned = true, vllm = {{chat_template = "{{{{ a"}}}}'
+    assert "reload rejected" in town.reload("demo", changed)
+    Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
+    assert [path.stat().st_ino if path.exists() else 0 for path in (log, kept)] == before
+    assert before[0]
+    assert town.daemon.melld("unload", "other").stdout == "other: unloaded\n", "it is not pinned"
     town.reload("demo", "other")
 
 

@@ -265,10 +265,10 @@ class LandlordShell(Owner):
             self.ended(worker, WorkerStartFailed(worker, "its device", why))
             self.hear(e.LoadFailed(self._clock(), worker, KEPT_OUT_S))
 
-    def load_if_room(self, model: ServedModel) -> None:
-        """Load an added model, if no other must be unloaded for it."""
+    def load_if_room(self, model: ServedModel, *, on_trial: bool = False) -> None:
+        """Load an added model, if no other must be unloaded for it; `on_trial`: nor one that dozes be ended."""
         self.hear(e.ModelsMeasured(self._clock(), {}))  # it looks where the model could be loaded
-        if (choice := self.landlord.models[model.key].choice) is not None and not choice.victims:
+        if (choice := self.landlord.models[model.key].choice) and not (choice.victims or (on_trial and choice.dozers)):
             self.want(model)
 
     # -- for operators -----------------------------------------------------------------------------------------------

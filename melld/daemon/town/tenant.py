@@ -187,7 +187,9 @@ class Tenant:
             return
         mine = [instances[worker] for worker in self.fleet.places]
         for one in mine:
-            if one.state is InstanceState.CLEARING and self.fleet.places[one.id].process is None:
+            if one.state is InstanceState.LOADING:  # nobody needs the rest of it
+                self.fleet.stop_worker(one.id)
+            elif one.state is InstanceState.CLEARING and self.fleet.places[one.id].process is None:
                 yield e.ModelGone(now_s, one.id)
             elif one.state not in UNLOADED:
                 yield e.UnloadAsked(now_s, one.id)

@@ -42,8 +42,8 @@ LONGEST_REASON = 400
 UNTOLD = "known after startup"
 
 
-def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
-    """Return vLLM's configuration and serving arguments after building a front end with them.  Takes seconds.
+def read(config: Config, device_kind: str) -> VllmConfig:
+    """Return vLLM's configuration, from which the model's size is known.
 
     Raises:
         ConfigError: vLLM refuses an option, or the model's files.
@@ -52,7 +52,20 @@ def prepare(config: Config, device_kind: str) -> tuple[VllmConfig, Namespace]:
         engine = engine_arguments(config, device_kind)
         if not config.model.vllm_option("reasoning_parser_plugin"):  # vLLM words this refusal differently
             _check_parser(REASONING_KEY, answer_formats(config.model).reasoning.parser, ReasoningParserManager)
-        vllm_config = vllm_config_of(config, engine)
+        return vllm_config_of(config, engine)
+
+
+def prepare(config: Config, device_kind: str, vllm_config: VllmConfig | None = None) -> tuple[VllmConfig, Namespace]:
+    """Return vLLM's configuration (as `read` does) and serving arguments after building a front end with them.
+
+    Takes seconds.
+
+    Raises:
+        ConfigError: vLLM refuses an option, or the model's files.
+    """
+    vllm_config = vllm_config or read(config, device_kind)
+    with told_in_one_line(config):
+        engine = engine_arguments(config, device_kind)
         arguments = serving_arguments(config, engine, vllm_config)
         _check_drafts(vllm_config)
         if arguments.tool_parser_plugin:

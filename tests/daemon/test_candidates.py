@@ -1,0 +1,146 @@
+"""A model that a reload adds and vLLM refuses as it loads: nothing of it stays, and no other model has noticed."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from melld.config import Config, ModelConfig
+from melld.daemon.model import ServedModel
+from melld.daemon.models import Models
+from melld.daemon.town.tenant import Tenant
+from melld.errors import ConfigError
+from melld.ids import DeviceName, ModelName
+from melld.landlord import events as e
+from melld.landlord.instance import InstanceState
+from melld.tasks import Tasks
+from tests.daemon.virtual_town import WEIGHTS, BorrowersHost, Town
+from tests.engine.fleet.virtual_daemon import SOON_STEADY, VirtualDaemon
+from tests.engine.fleet.virtual_loop import VirtualLoop, run_virtually
+from tests.engine.fleet.virtual_worker import BLOCK_BYTES
+
+
+class Reload:
+    """Models of a virtual town, and candidates whose settings vLLM tries for five seconds."""
+
+    def __init__(self, town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.town = town
+        self.made: dict[str, VirtualDaemon] = {}
+        served = list(town.models.values())
+        letting = SimpleNamespace(let_in=self._let_in, follow=lambda *_: None)
+        shared: Any = SimpleNamespace(loans=town.loans, landlord=town.shell, gpus=[])
+        parts: Any = SimpleNamespace(models=served, landlord=town.shell, letting=letting, shared=shared, gpus=[])
+        condition: Any = None
+        self.models = Models(parts, condition, Tasks())
+        self.models._can_change.set()
+        self.models._vllm_metrics = SimpleNamespace(forget=lambda _: None)
+        monkeypatch.setattr("melld.daemon.wiring.make_model", self._make)
+        monkeypatch.setattr("asyncio.to_thread", self._here)
+        monkeypatch.setattr(self.models, "_read", lambda _, fresh: {one.names[0]: None for one in fresh})
+        monkeypatch.setattr(self.models, "_rehearse", lambda *_: self._refuse())
+
+    @staticmethod
+    async def _here(work: Callable[..., Any], *arguments: Any) -> Any:
+        done = work(*arguments)
+        return await done if asyncio.iscoroutine(done) else done
+
+    async def _refuse(self) -> None:
+        await asyncio.sleep(5.0)
+        raise ConfigError("[model.vllm]", "refused")
+
+    def _make(self, config: Config, *_: Any) -> Any:
+        name = config.model.names[0]
+        if name == "broken":
+            raise OSError("no room for its files")
+        made = self.made[name] = VirtualDaemon(
+            self.town.loop, 1, "mell-slo", SOON_STEADY, owner=self.town.shell, name=name, host=BorrowersHost,
+            loans=self.town.loans,
+        )  # fmt: skip
+        parts = next(iter(self.town.models.values())).parts
+        return msgspec.structs.replace(
+            parts, config=config, fleet=made.fleet, driver=made.driver, cluster=made.cluster, idle=made.idle
+        )
+
+    def _let_in(self, model: ServedModel, _: Any) -> None:
+        now_s, [worker] = self.town.loop.time(), model.parts.fleet.places
+        told = e.ModelDeclared(
+            now_s, model.key, WEIGHTS * BLOCK_BYTES, BLOCK_BYTES, 1.0, pinned=model.parts.config.model.pinned
+        )
+        there = e.InstanceDeclared(now_s, worker, model.key, DeviceName("d0"))
+        self.town.shell.take_over([told, there], [Tenant(model, BLOCK_BYTES, lends=True)], {})
+
+    def config(self, *added: ModelConfig) -> Config:
+        models = (*(model.parts.config.model for model in self.town.models.values()), *added)
+        return Config(model=models[0], models=models)
+
+    def tenants(self) -> list[ModelName]:
+        return list(self.town.shell.tenants)
+
+
+async def gone(town: Town) -> None:
+    """Pass what the Landlord's shell takes to let a model leave; no worker becomes ready."""
+    for _ in range(4):
+        await town.settle()
+        await asyncio.sleep(0.25)
+
+
+def test_one_that_is_refused_as_it_loads_is_stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would load to the end otherwise, and hold memory that others may use."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=40).start()
+        reload = Reload(town, monkeypatch)
+        trying = asyncio.ensure_future(reload.models.prepare(reload.config(ModelConfig(path="", name="more"))))
+        await gone(town)
+        [place] = reload.made["more"].fleet.places.values()
+        assert (town.states()[place.slot.worker], place.process is None) == (InstanceState.LOADING, False)
+        await asyncio.sleep(5.0)
+        with pytest.raises(ConfigError, match="refused"):
+            await trying
+        for _ in range(8):
+            await gone(town)
+            await reload.made["more"].settle()
+            for worker in reload.made["more"].workers():
+                worker.obey()
+        assert (place.process, reload.tenants()) == (None, ["a", "b"])
+        town.check()
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_a_pin_unloads_nobody_before_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle model would leave for one that is not served after all."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=12).start()
+        reload = Reload(town, monkeypatch)
+        before = town.states()
+        await asyncio.sleep(60.0)
+        more = ModelConfig(path="", name="more", pinned=True)
+        with pytest.raises(ConfigError, match="refused"):
+            await reload.models.prepare(reload.config(more))
+        await gone(town)
+        assert (town.states(), reload.tenants()) == (before, ["a", "b"])
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_one_that_cannot_be_made_takes_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first of them would stay in memory for ever, and nobody could call it."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=12).start()
+        reload = Reload(town, monkeypatch)
+        added = [ModelConfig(path="", name=name) for name in ("more", "broken")]
+        with pytest.raises(OSError, match="no room"):
+            await reload.models.prepare(reload.config(*added))
+        await gone(town)
+        assert reload.tenants() == ["a", "b"]
+        await town.close()
+
+    run_virtually(history)
