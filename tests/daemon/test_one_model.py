@@ -35,7 +35,10 @@ def made(text: str, policy: str, log: Path) -> ModelParts:
     meters = MoveMeters(CollectorRegistry())
     shared = wiring.CommonParts([], Nvml(), VirtualHost(), meters, lambda: 0.0, landlord, loans)
     alone = config.alone(model)
-    return wiring.make_model(alone, make_slots(alone, [], {}), shared, Condition(), len(config.served))
+    parts = wiring.make_model(alone, make_slots(alone, [], {}), shared, Condition(), len(config.served))
+    assert parts.decisions is not None
+    parts.decisions.begin()
+    return parts
 
 
 def live(parts: ModelParts, chance: random.Random) -> None:

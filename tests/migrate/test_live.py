@@ -105,7 +105,7 @@ def test_eight_requests_move_at_once(bench: Bench) -> None:
 
 def test_a_long_prompt_enters_a_busy_worker_slice_by_slice(bench: Bench) -> None:
     """Decoding requests there go on between the slices, and the moved answer is unchanged."""
-    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 160, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
     unmoved = Stream(bench.daemon, body | {"cache_salt": "at rest"}).result()
     with bench.slowed():
         stream = Stream(bench.daemon, body | {"cache_salt": "paced"})
