@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from argparse import Namespace
 from types import SimpleNamespace
 
 import msgspec
@@ -297,6 +298,7 @@ async def test_callers_hear_when_a_loaded_model_s_front_end_fails(monkeypatch: p
         raise OSError("no tokenizer")
 
     models = Models(SimpleNamespace(models=[model]), Condition(), Tasks())  # type: ignore[arg-type]
+    models.prepared[model] = (None, Namespace())
     monkeypatch.setattr(models, "open", fail)
     for _ in range(2):
         waiting = asyncio.ensure_future(model.until_loaded())
