@@ -155,7 +155,10 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             self.output_handler = None
         self._run_output_handler()
         assert self.output_handler is not None
-        await asyncio.wait({self.output_handler})
+        try:
+            await asyncio.wait({self.output_handler})
+        finally:
+            self.output_handler.cancel()
         raise OutputsStopped
 
     async def fail_requests(self) -> None:

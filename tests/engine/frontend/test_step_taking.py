@@ -122,3 +122,14 @@ def test_an_engine_that_is_still_read_keeps_no_front_end(made: Made) -> None:
     del one
     assert gone() is None
     assert engine.take_step is not None
+
+
+async def test_outputs_are_read_as_long_as_they_are_watched(made: Made) -> None:
+    """What reads a removed model's outputs would hold all that it needs for it."""
+    one = made({})
+    one.output_handler = asyncio.create_task(asyncio.Event().wait(), name="outputs")  # type: ignore[assignment]
+    watching = asyncio.create_task(one.watch_outputs())
+    await asyncio.sleep(0)
+    watching.cancel()
+    await asyncio.wait({watching})
+    assert one.output_handler.cancelling()
