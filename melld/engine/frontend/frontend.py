@@ -25,7 +25,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest, logprobs
+from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 from vllm.v1.structured_output import backend_xgrammar
@@ -39,9 +39,9 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
-from melld.engine.frontend.plain_outputs import before_vllm, gather, take_step
+from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
-from melld.engine.frontend.step_logger import StepLogger
+from melld.engine.frontend.step_logger import StepLogger, step_taker
 from melld.engine.frontend.token_texts import TokenTexts
 from melld.engine.frontend.turns import Turns
 from melld.engine.host.template import TemplateProcess
@@ -80,7 +80,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         super().__init__(**arguments)
         self.output_processor.request_states = states
         self.output_processor.process_outputs = before_vllm(states, self.output_processor.process_outputs)
-        self.engine_core.take_step = self._take_step
+        self.engine_core.take_step = step_taker(states, self.logger_manager.stat_loggers)
         self.judges = judges
         self._turns = turns
         self._failures = failures
@@ -138,14 +138,6 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         if (state := self.output_processor.request_states.get(request.request_id)) is not None:
             gather(state)
 
-    def _take_step(self, step: EngineCoreOutputs) -> bool:
-        """Do what vLLM's output handler would, for a step that only continues answers; return False for others."""
-        if not step.outputs or (stats := take_step(self.output_processor.request_states, step)) is None:
-            return False
-        for logger in self.logger_manager.stat_loggers:
-            logger.continued(stats, step.engine_index)
-        return True
-
     async def learn_token_texts(self) -> None:
         """Fill the table of the tokens' texts, which logprobs show, with the whole vocabulary."""
         if self.tokenizer is not None:
@@ -163,7 +155,10 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             self.output_handler = None
         self._run_output_handler()
         assert self.output_handler is not None
-        await asyncio.wait({self.output_handler})
+        try:
+            await asyncio.wait({self.output_handler})
+        finally:
+            self.output_handler.cancel()
         raise OutputsStopped
 
     async def fail_requests(self) -> None:

@@ -174,8 +174,10 @@ class Outlet:
     def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
         """See `Plain`."""
         count(token_ids, timestamp_s, stats, self._state.stats)
-        self._token_ids += token_ids
-        text = "".join(map(self._decode, token_ids))
+        text = ""
+        for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
+            self._token_ids.append(token)
+            text += self._decode(token)
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
             return

@@ -39,7 +39,7 @@ def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) 
             state = states.get(output.request_id)
             plain: Plain | None = getattr(state, "plain", None)
             if plain is not None and is_next(state, output):
-                plain.add(output.new_token_ids, timestamp_s, stats)
+                _add(state, plain, output.new_token_ids, timestamp_s, stats)
                 continue
             if plain is not None:
                 plain.hand_back()
@@ -59,11 +59,20 @@ def take_step(states: Mapping[str, Any], step: Any) -> NextTokens | None:
         plain: Plain | None = getattr(state, "plain", None)
         if plain is None or not is_next(state, output):
             return None
-        plain_outputs.append((plain, output.new_token_ids))
+        plain_outputs.append((state, plain, output.new_token_ids))
     stats, timestamp_s = NextTokens(), step.timestamp
-    for plain, token_ids in plain_outputs:
-        plain.add(token_ids, timestamp_s, stats)
+    for state, plain, token_ids in plain_outputs:
+        _add(state, plain, token_ids, timestamp_s, stats)
     return stats
+
+
+def _add(state: Any, plain: Plain, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
+    """Give a request its next tokens; what fails there is no other request's error."""
+    try:
+        plain.add(token_ids, timestamp_s, stats)
+    except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
+        state.plain = None
+        state.queue.put(error)
 
 
 def is_next(state: Any, output: Any) -> bool:

@@ -80,9 +80,13 @@ class StepReporter:
         self._out(done, outputs)
 
     def _news(self, statistics: "SchedulerStats", now_s: float) -> "SchedulerStats | None":
-        """Return the statistics unless they count nothing and tell of as many requests as the last ones."""
+        """Return the statistics unless they count nothing and tell of as many requests as the last ones.
+
+        Without requests they are always returned: the last ones free the cache, and none may follow for hours.
+        """
         last = self._statistics
-        if last is not None and now_s < self._statistics_due_s:
+        has_requests = statistics.num_running_reqs or statistics.num_waiting_reqs or statistics.num_skipped_waiting_reqs
+        if has_requests and last is not None and now_s < self._statistics_due_s:
             last.kv_cache_usage = statistics.kv_cache_usage
             if statistics == last:
                 return None

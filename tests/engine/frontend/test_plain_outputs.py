@@ -1,5 +1,6 @@
 """Outputs that are only next tokens bypass vLLM's output processing, whoever made them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,31 @@ def test_a_step_is_taken_whole_or_not_at_all() -> None:
     assert [state.taken for state in states.values()] == [[], []]
     assert take_step(states, EngineCoreOutputs(outputs=plain)) is not None
     assert [state.taken for state in states.values()] == [[[1]], [[3]]]
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_failing_request_fails_alone(is_at_once: bool) -> None:
+    """One answer that cannot be decoded is no reason to end all other calls of its model."""
+
+    class Failing(State):
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[Exception] = []
+            self.queue = SimpleNamespace(put=self.errors.append)
+
+        def add(self, token_ids: list[int], *_: Any) -> None:
+            raise OverflowError(token_ids)
+
+    broken, whole = Failing(), State()
+    states = {"a": broken, "b": whole}
+    step = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1]), EngineCoreOutput("b", [2])])
+    if is_at_once:
+        take_step(states, step)
+    else:
+        before_vllm(states, lambda *_: None)(step.outputs, 0.0, None)
+    assert [type(error) for error in broken.errors] == [OverflowError]
+    assert broken.plain is None
+    assert whole.taken == [[2]]
 
 
 class Parser(DelegatingParser):  # type: ignore[misc]  # vLLM is not checked: its classes are Any

@@ -42,3 +42,12 @@ def test_statistics_that_count_are_all_told() -> None:
         made.report(step(1, 0.1, prefix_cache_stats=PrefixCacheStats(requests=1, queries=5)), 0.01)
         made.report(step(1, 0.1, spec_decoding_stats=SpecDecodingStats.new(2)), 0.01)
     assert None not in sent
+
+
+def test_a_worker_without_requests_tells_that_its_cache_is_free() -> None:
+    """The last request's blocks are freed a step after its last token, and then an idle worker says no more."""
+    times = iter((0.0, 0.21, 0.215))
+    made, sent = reporter(lambda: next(times))
+    for running, usage in ((1, 0.11), (0, 0.11), (0, 0.0)):
+        made.report(step(running, usage), 0.01)
+    assert [None if one is None else one.kv_cache_usage for one in sent] == [0.11, 0.11, 0.0]

@@ -1,0 +1,135 @@
+"""Steps that only continue answers are taken at once, if nobody but the daemon's own logger counts them."""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm import envs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, logprobs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerManager
+from vllm.v1.structured_output import backend_xgrammar
+
+from melld.engine.frontend import frontend
+from melld.engine.frontend.frontend import Frontend
+from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.step_logger import StepLogger
+from melld.engine.frontend.turns import Turns
+
+LOG = "vllm.v1.metrics.loggers"
+SILENT = SimpleNamespace(
+    device_config=SimpleNamespace(device_type="cpu"),
+    model_config=None,
+    kv_transfer_config=None,
+    ec_transfer_config=None,
+    observability_config=SimpleNamespace(cudagraph_metrics=False, enable_mfu_metrics=False),
+)
+"""As much of a configuration as vLLM's loggers read."""
+
+
+class Counted(StepLogger):
+    """A logger that keeps what it is told."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
+        self.tokens: list[int] = []
+
+    def continued(self, stats: Any, engine_idx: int) -> None:
+        self.tokens.append(stats.num_generation_tokens)
+
+
+class Answer:
+    """The state of a request past its first output."""
+
+    is_prefilling = False
+
+    def __init__(self) -> None:
+        self.plain = self
+
+    def add(self, token_ids: list[int], _timestamp_s: float, stats: Any) -> None:
+        stats.num_generation_tokens += len(token_ids)
+
+
+Made = Callable[..., Frontend]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Made:
+    """Make front ends over as much of vLLM's as they are joined to."""
+
+    def begin(self: Any, **_: Any) -> None:
+        self.output_processor = SimpleNamespace(request_states=None, process_outputs=lambda *_: None)
+        self.input_processor = SimpleNamespace()
+        self.engine_core = SimpleNamespace(take_step=None, shutdown=lambda **_: None)
+        self.logger_manager = StatLoggerManager(cast("Any", SILENT), custom_stat_loggers=[Counted])
+        self.output_handler = None
+
+    monkeypatch.setattr(AsyncLLM, "__init__", begin)
+    monkeypatch.setattr(frontend, "enable_envs_cache", lambda: None)
+    for module, name in (
+        (logprobs, "create_sample_logprobs"),
+        (logprobs, "convert_ids_list_to_tokens"),
+        (backend_xgrammar, "validate_xgrammar_grammar"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))  # to put it back
+    caplog.set_level(logging.ERROR, LOG)
+
+    def make(states: dict[str, Any]) -> Frontend:
+        return Frontend(cast("Judges", None), asyncio.Queue(), Turns(), states)
+
+    return make
+
+
+def tokens(count: int) -> EngineCoreOutputs:
+    """Return a step that gives as many requests their next token."""
+    return EngineCoreOutputs(outputs=[EngineCoreOutput(str(name), [7]) for name in range(count)])
+
+
+@pytest.mark.parametrize(("level", "is_taken"), [(logging.ERROR, True), (logging.INFO, False)])
+def test_vllm_s_own_log_of_throughput_counts_every_step(
+    made: Made, caplog: pytest.LogCaptureFixture, level: int, is_taken: bool
+) -> None:
+    """`VLLM_LOGGING_LEVEL=INFO` is for people who look for a fault, and must not make one."""
+    caplog.set_level(level, LOG)
+    one = made({"0": Answer()})
+    assert one.engine_core.take_step(tokens(1)) is is_taken
+    assert one.logger_manager.stat_loggers[0].tokens == [1] * is_taken
+
+
+def test_a_large_step_is_left_to_vllm(made: Made) -> None:
+    """It lets the loop run in the middle of one: hundreds of tokens at once would delay everything else."""
+    most = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+    one = made({str(name): Answer() for name in range(most + 1)})
+    assert one.engine_core.take_step(tokens(most))
+    assert not one.engine_core.take_step(tokens(most + 1))
+    assert one.logger_manager.stat_loggers[0].tokens == [most]
+
+
+def test_a_step_that_says_nothing_wakes_nobody(made: Made) -> None:
+    """Most steps of a long prompt have no outputs."""
+    one = made({})
+    assert one.engine_core.take_step(tokens(0))
+    assert one.logger_manager.stat_loggers[0].tokens == []
+
+
+def test_an_engine_that_is_still_read_keeps_no_front_end(made: Made) -> None:
+    """A removed model's front end is large, and the garbage collector no longer looks at it."""
+    one = made({})
+    engine, gone = one.engine_core, weakref.ref(one)
+    del one
+    assert gone() is None
+    assert engine.take_step is not None
+
+
+async def test_outputs_are_read_as_long_as_they_are_watched(made: Made) -> None:
+    """What reads a removed model's outputs would hold all that it needs for it."""
+    one = made({})
+    one.output_handler = asyncio.create_task(asyncio.Event().wait(), name="outputs")  # type: ignore[assignment]
+    watching = asyncio.create_task(one.watch_outputs())
+    await asyncio.sleep(0)
+    watching.cancel()
+    await asyncio.wait({watching})
+    assert one.output_handler.cancelling()
