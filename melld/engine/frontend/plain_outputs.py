@@ -39,11 +39,12 @@ def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) 
             state = states.get(output.request_id)
             plain: Plain | None = getattr(state, "plain", None)
             if plain is not None and is_next(state, output):
-                _add(state, plain, output.new_token_ids, timestamp_s, stats)
+                _try(state, plain.add, output.new_token_ids, timestamp_s, stats)
                 continue
             if plain is not None:
-                plain.hand_back()
-            rest.append(output)
+                _try(state, plain.hand_back)
+            if not isinstance(getattr(state, "plain", None), Failed):
+                rest.append(output)
         return process_outputs(rest, timestamp_s, stats, **more)
 
     return process_rest
@@ -62,16 +63,26 @@ def take_step(states: Mapping[str, Any], step: Any) -> NextTokens | None:
         plain_outputs.append((state, plain, output.new_token_ids))
     stats, timestamp_s = NextTokens(), step.timestamp
     for state, plain, token_ids in plain_outputs:
-        _add(state, plain, token_ids, timestamp_s, stats)
+        _try(state, plain.add, token_ids, timestamp_s, stats)
     return stats
 
 
-def _add(state: Any, plain: Plain, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
-    """Give a request its next tokens; what fails there is no other request's error."""
+class Failed:
+    """Takes what still comes for a request whose tokens could not be decoded, until its caller has aborted it."""
+
+    def add(self, *_: Any) -> None:
+        """See `Plain`."""
+
+    def hand_back(self) -> None:
+        """See `Plain`."""
+
+
+def _try(state: Any, take: Callable[..., None], *arguments: Any) -> None:
+    """Do something for a request; what fails there is no other request's error."""
     try:
-        plain.add(token_ids, timestamp_s, stats)
+        take(*arguments)
     except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
-        state.plain = None
+        state.plain = Failed()
         state.queue.put(error)
 
 

@@ -4,6 +4,7 @@ Owns the shortcut for steps that only continue answers.
 """
 
 import bisect
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,8 @@ class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not che
         if (stats := iteration_stats) is not None:
             if stats.time_to_first_tokens_iter or stats.finished_requests or stats.num_preempted_reqs:
                 self._waited(stats.inter_token_latencies_iter, engine_idx)
-                stats.inter_token_latencies_iter = []
+                iteration_stats = copy.copy(stats)  # another logger counts it, too
+                iteration_stats.inter_token_latencies_iter = []
             else:
                 self.continued(stats, engine_idx)
                 iteration_stats = None

@@ -12,7 +12,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from melld.api.serving.telling import telling
 from melld.engine.frontend.codec import EngineCodec
-from melld.engine.frontend.plain_outputs import before_vllm, parses_nothing, take_step
+from melld.engine.frontend.plain_outputs import Gathered, before_vllm, parses_nothing, take_step
 
 
 class State:
@@ -21,7 +21,8 @@ class State:
     is_prefilling = False
 
     def __init__(self) -> None:
-        self.plain = self
+        self.plain: Any = self
+        self.queue: Any = None
         self.taken: list[list[int]] = []
 
     def add(self, token_ids: list[int], *_: Any) -> None:
@@ -62,7 +63,10 @@ def test_a_failing_request_fails_alone(is_at_once: bool) -> None:
         def add(self, token_ids: list[int], *_: Any) -> None:
             raise OverflowError(token_ids)
 
-    broken, whole = Failing(), State()
+        def hand_back(self) -> None:
+            raise OverflowError
+
+    broken, whole, left = Failing(), State(), list[Any]()
     states = {"a": broken, "b": whole}
     step = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1]), EngineCoreOutput("b", [2])])
     if is_at_once:
@@ -70,8 +74,22 @@ def test_a_failing_request_fails_alone(is_at_once: bool) -> None:
     else:
         before_vllm(states, lambda *_: None)(step.outputs, 0.0, None)
     assert [type(error) for error in broken.errors] == [OverflowError]
-    assert broken.plain is None
     assert whole.taken == [[2]]
+    still = [EngineCoreOutput("a", [3]), EngineCoreOutput("a", [4], finish_reason=FinishReason.LENGTH)]
+    before_vllm(states, lambda rest, *_: left.extend(rest))(still, 0.0, None)
+    assert left == [], "vLLM would decode them"
+
+
+def test_a_short_answer_that_cannot_be_decoded_fails_alone() -> None:
+    """Its tokens are decoded only as its last output goes to vLLM."""
+    errors, left = list[Exception](), list[Any]()
+    broken = State()
+    broken.queue = SimpleNamespace(put=errors.append)
+    broken.plain = Gathered(SimpleNamespace(update=lambda *_: 1 // 0), None)
+    last = [EngineCoreOutput(name, [1], finish_reason=FinishReason.LENGTH) for name in "ab"]
+    before_vllm({"a": broken}, lambda rest, *_: left.extend(rest))(last, 0.0, None)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    assert left == [last[1]]
 
 
 class Parser(DelegatingParser):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
