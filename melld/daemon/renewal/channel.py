@@ -3,6 +3,7 @@
 Owns the messages and their transport: one packet each, which may carry descriptors.
 """
 
+import abc
 import asyncio
 import contextlib
 import os
@@ -107,8 +108,8 @@ Act = Callable[[], Coroutine[Any, Any, object] | None]
 """What a command has a side do, at once or in a task."""
 
 
-class Side:
-    """One side of a renewal, on this loop: its state, its end of the channel, and the tasks of its commands."""
+class Side(abc.ABC):
+    """A side of a renewal, on this loop: its state, its end of the channel, and the tasks of its commands."""
 
     acts: Mapping[Command, Act]
 
@@ -135,12 +136,13 @@ class Side:
                 task.add_done_callback(self._tasks.discard)
         self.changed()
 
+    @abc.abstractmethod
     def changed(self) -> None:
         """Tell people of the new state."""
 
+    @abc.abstractmethod
     def heard(self, message: Message, descriptors: list[int]) -> None:
         """Handle a message of the other side."""
-        raise NotImplementedError
 
     def say(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message, unless the other side is gone."""
