@@ -3,6 +3,7 @@
 `melld.config_text` reads it from a TOML file; `docs/configuration.md` is written from it.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -11,6 +12,8 @@ from melld.config_server import ServerConfig
 from melld.config_values import Port, Positive, PositiveMilliseconds, PositiveSeconds, Seconds, Table, parse_bytes
 
 SERVED_MODEL_NAME = "served_model_name"
+LIVE = {"weight": 1.0, "pinned": False, "keep_alive_s": None}
+"""Settings that a loaded model follows."""
 
 
 class ClusterConfig(Table, frozen=True, kw_only=True):
@@ -267,3 +270,10 @@ class Config(Table, frozen=True, kw_only=True):
         if model.keep_alive_s is not None and len(self.served) == 1:
             idle = IdleConfig(sleep_after_s=model.keep_alive_s, stop_after_s=0.0)
         return msgspec.structs.replace(self, model=model, models=(), idle=idle)
+
+
+def kept_of(served: Sequence[ModelConfig], wanted: Sequence[ModelConfig]) -> list[int | None]:
+    """Match each wanted model to a served one, ignoring `LIVE` settings; None: it must be loaded."""
+    lasting = [msgspec.structs.replace(one, **LIVE) for one in served]
+    sought = [msgspec.structs.replace(one, **LIVE) for one in wanted]
+    return [lasting.index(one) if one in lasting else None for one in sought]

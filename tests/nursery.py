@@ -49,6 +49,7 @@ IMPORTS = (
     "melld.api.app",
     "melld.api.guards.media",
     "melld.engine.frontend.frontend",
+    "melld.engine.frontend.prepared",
     "melld.engine.frontend.rehearsal",
     "melld.engine.frontend.vllm_metrics",
     # What vLLM imports as it builds a front end.

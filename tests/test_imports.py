@@ -50,8 +50,9 @@ D  cluster.*
 D  engine.fleet.*
 D  engine.frontend.*
 V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.masks  engine.frontend.step_logger
+V  engine.frontend.vllm_metrics
 V  engine.frontend.fleet_client  engine.frontend.frontend
-V  engine.frontend.rehearsal
+V  engine.frontend.prepared  engine.frontend.rehearsal
 D  driver.*
 V  api.*
 V  daemon.*

@@ -10,10 +10,9 @@ import contextlib
 import logging
 import os
 import signal
-from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import prometheus_client
 
@@ -38,6 +37,9 @@ from melld.engine.pin import check_vllm_version
 from melld.errors import ConfigError
 from melld.log_lines import take_over_loggers
 from melld.tasks import RESTS_S, Tasks, Work
+
+if TYPE_CHECKING:
+    from melld.engine.frontend.prepared import Prepared
 
 log = logging.getLogger("melld")
 
@@ -146,7 +148,7 @@ class Daemon:
     def _places(self) -> list[Place]:
         return [place for model in self._models.served for place in model.parts.fleet.places.values()]
 
-    async def _start_both(self, progress: preflight.StartProgress) -> list[tuple[Any, Namespace]]:
+    async def _start_both(self, progress: preflight.StartProgress) -> list["Prepared"]:
         """Start the workers and prepare the front ends; report a faulty option as such, whichever meets it first."""
         if self._parts.cluster is not None:
             await self._parts.cluster.check()
@@ -155,7 +157,7 @@ class Daemon:
         preparing = asyncio.ensure_future(asyncio.to_thread(prepare_frontends, self._parts))
         if len(self._parts.models) > 1:
             prepared = await preparing
-            read = {model: one for model, (one, _) in zip(self._parts.models, prepared, strict=True)}
+            read = {model: one.vllm_config for model, one in zip(self._parts.models, prepared, strict=True)}
             if divided := await self._parts.letting.begin(self.succession.sized(self.config), read):
                 self._say(f"melld: {divided}")
             await self.succession.prepared()
@@ -201,9 +203,8 @@ class Daemon:
         take_over_loggers()
         media: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if not self.config.server.allow_internal_media_urls:
-            domains = [
-                getattr(arguments, "allowed_media_domains", None) for _, arguments in self._models.prepared.values()
-            ]
+            prepared = self._models.prepared.values()
+            domains = [getattr(one.arguments, "allowed_media_domains", None) for one in prepared]
             media = media_from_public_addresses(has_domains=any(domains))
         await self.succession.take_over()
         async with media, start_api(context, self.settings.listeners) as (self.admission, entrance):

@@ -6,9 +6,8 @@ process, is the daemon's.
 
 import asyncio
 import contextlib
-from argparse import Namespace
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +29,9 @@ from melld.errors import MelldError
 from melld.ids import ModelName
 from melld.scheduler.view import ClusterView
 from melld.tasks import Work, vital
+
+if TYPE_CHECKING:
+    from melld.engine.frontend.prepared import Prepared
 
 LOADING = frozenset({WorkerState.STARTING, WorkerState.WAKING})
 TEXTS_AFTER_S = 1.0
@@ -101,7 +103,7 @@ class ServedModel:
         self._on_wanted = on_wanted
         self._closed_until_s = 0.0
         self.frontend: Any = None
-        """`Frontend`, once the first worker has been ready."""
+        """`Frontend`, once it is connected to a worker that has been ready."""
         self._capabilities: tuple[str, ...] = ()
         self.serving: Any = None
         """vLLM's serving classes (`init_app_state`), from then on too."""
@@ -121,15 +123,13 @@ class ServedModel:
         """Return the failure, naming the option to blame if there is one."""
         return failed.because_of(option_behind(failed.reason, self.parts.config.model.vllm))
 
-    async def open(self, template: TemplateProcess, prepared: tuple[Any, Namespace]) -> None:
-        """Make the front end from vLLM's configuration and serving arguments, once a worker has been ready."""
-        from melld.engine.frontend.frontend import capabilities_of, make_frontend, serving_state
+    def connect(self, template: TemplateProcess, prepared: "Prepared") -> None:
+        """Serve by a front end that has been fitted to the workers."""
+        from melld.engine.frontend.prepared import capabilities_of, connect
 
-        vllm_config, arguments = prepared
-        budget_s = self.parts.config.server.constraint_cpu_s
-        self.frontend = make_frontend(self.parts.fleet, template, vllm_config, budget_s)
-        self.serving = await serving_state(self.frontend, arguments)
-        self._capabilities = await capabilities_of(self.frontend, arguments)
+        connect(prepared, self.parts.fleet, template, self.parts.config.server.constraint_cpu_s)
+        self.frontend, self.serving = prepared.frontend, prepared.serving
+        self._capabilities = capabilities_of(prepared)
 
     def loaded(self) -> None:
         """Wake the calls that wait for the model."""

@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import prometheus_client
 
-from melld.config import Config, ModelConfig
+from melld.config import Config, ModelConfig, kept_of
 from melld.daemon import preflight
 from melld.daemon.devices import kind_of
 from melld.daemon.model import ServedModel, Unloaded
@@ -28,11 +27,10 @@ from melld.daemon.wiring import DaemonParts, make_candidate
 from melld.errors import ConfigError
 from melld.tasks import Tasks, Work
 
+if TYPE_CHECKING:
+    from melld.engine.frontend.prepared import Prepared
+
 log = logging.getLogger("melld.models")
-Prepared = tuple[Any, Namespace]
-"""vLLM's configuration and serving arguments of a model."""
-LIVE = {"weight": 1.0, "pinned": False, "keep_alive_s": None}
-"""Settings that a loaded model follows."""
 
 
 class Changes(NamedTuple):
@@ -40,13 +38,6 @@ class Changes(NamedTuple):
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-
-
-def kept_of(served: Sequence[ModelConfig], wanted: Sequence[ModelConfig]) -> list[int | None]:
-    """Match each wanted model to a served one, ignoring `LIVE` settings; None: it must be loaded."""
-    lasting = [msgspec.structs.replace(one, **LIVE) for one in served]
-    sought = [msgspec.structs.replace(one, **LIVE) for one in wanted]
-    return [lasting.index(one) if one in lasting else None for one in sought]
 
 
 class Models:
@@ -77,6 +68,7 @@ class Models:
 
     async def serve(self) -> None:
         """Make the front ends of all loaded models, and of each other one once it is loaded."""
+        from melld.engine.frontend.prepared import leave_to_collect
         from melld.engine.frontend.vllm_metrics import VllmMetrics
 
         self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY)
@@ -86,6 +78,7 @@ class Models:
         if not self.is_alone:
             self._begin_landlord()
         prometheus_client.REGISTRY.register(self._vllm_metrics)
+        leave_to_collect()
         self._can_change.set()
 
     def _begin_landlord(self) -> None:
@@ -109,14 +102,17 @@ class Models:
             del self._opening[model]
 
     async def open(self, model: ServedModel) -> None:
-        """Create the model's front end, start its tasks, and wake the calls waiting for it."""
+        """Connect the model's front end, start its tasks, and wake the calls waiting for it."""
         from melld.api.app import prepare_serving
+        from melld.engine.frontend.prepared import fit
 
-        await model.open(self._parts.template, self.prepared[model])
+        prepared = await fit(self.prepared[model], model.parts.fleet)
         if model not in self.prepared:
             return  # it was removed meanwhile
+        self.prepared[model] = prepared
+        model.connect(self._parts.template, prepared)
+        self._vllm_metrics.keep(model.key, model.parts.config.model, prepared.arguments.tool_call_parser)
         prepare_serving(model.serving)
-        self._vllm_metrics.keep(model.key)
         for name, work in model.work().items():
             self._tasks.keep(self._name_of(name, model), work)
         model.loaded()
@@ -143,7 +139,7 @@ class Models:
         """Return True if one model has all the devices, with no other added yet."""
         return not self._parts.landlord.tenants
 
-    async def prepare(self, config: Config) -> dict[str, Prepared]:
+    async def prepare(self, config: Config) -> dict[str, "Prepared"]:
         """Have vLLM read each added or changed model, and those load for which there is room; return them by name.
 
         Raises:
@@ -180,25 +176,25 @@ class Models:
             self._parts.letting.check_adoption(config, self.served[0])
         return {model.names[0]: read(config.alone(model), kind_of(self._parts.gpus)) for model in fresh}
 
-    def _rehearse(self, config: Config, read: Mapping[str, Any]) -> dict[str, Prepared]:
-        from melld.engine.frontend.rehearsal import prepare
+    def _rehearse(self, config: Config, read: Mapping[str, Any]) -> dict[str, "Prepared"]:
+        from melld.engine.frontend.rehearsal import prepare_all
 
-        kind, models = kind_of(self._parts.gpus), {model.names[0]: model for model in config.models}
-        return {name: prepare(config.alone(models[name]), kind, vllm_config) for name, vllm_config in read.items()}
+        models = {model.names[0]: config.alone(model) for model in config.models}
+        return prepare_all(models, kind_of(self._parts.gpus), read)
 
-    def carry_out(self, config: Config, prepared: Mapping[str, Prepared]) -> Changes:
+    def carry_out(self, config: Config, prepared: "Mapping[str, Prepared]") -> Changes:
         """Serve the configured models, of which new ones are prepared, and those loaded by hand."""
         config, before = self._with_those_by_hand(config), list(self.served)
         self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
         if prepared and self.is_alone:
-            others = [vllm_config for vllm_config, _ in prepared.values()]
-            self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]][0], others)
+            others = [one.vllm_config for one in prepared.values()]
+            self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]].vllm_config, others)
             self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
         with self._trial():
             for wanted in config.models:
                 if (name := wanted.names[0]) in prepared and name not in self._candidates:
-                    self._make(config, wanted, prepared[name][0])
+                    self._make(config, wanted, prepared[name].vllm_config)
         removed = [model for index, model in enumerate(before) if index not in kept]
         for model in removed:
             self._remove(model)
@@ -254,7 +250,7 @@ class Models:
         """Apply new settings to a served model."""
         if config.model != model.parts.config.model:
             model.parts = msgspec.structs.replace(model.parts, config=config)
-            self._parts.letting.follow(model, self.prepared[model][0])
+            self._parts.letting.follow(model, self.prepared[model].vllm_config)
         return model
 
     def _make(self, config: Config, wanted: ModelConfig, vllm_config: Any) -> None:
@@ -266,7 +262,7 @@ class Models:
         self.watch(model)
         self._parts.landlord.load_if_room(model, on_trial=True)
 
-    def _admit(self, config: Config, wanted: ModelConfig, prepared: Prepared) -> ServedModel:
+    def _admit(self, config: Config, wanted: ModelConfig, prepared: "Prepared") -> ServedModel:
         """Return the model, which can be called from now on."""
         from melld.api.guards.media import follow_no_redirects
 
@@ -277,7 +273,7 @@ class Models:
             model.parts.decisions.begin()
         self._parts.landlord.load_if_room(model)
         self.loaded(model)
-        if getattr(prepared[1], "allowed_media_domains", None):
+        if getattr(prepared.arguments, "allowed_media_domains", None):
             follow_no_redirects()
         return model
 
@@ -289,11 +285,13 @@ class Models:
         """Remove the model once its calls have ended."""
         await self._parts.landlord.tenants[model.key].leave()
         self._parts.shared.loans.drains.remove(model.parts.driver.drains)
-        self.prepared.pop(model, None)
+        prepared = self.prepared.pop(model, None)
         model.failure = ""
         names = ["hung workers", *(model.work() if model.serving is not None else ())]
         await self._tasks.cancel(*(self._name_of(name, model) for name in names))
         await model.close()
+        if prepared is not None:
+            prepared.frontend.shutdown()
         if model.parts.decisions is not None:
             model.parts.decisions.close()
         self._vllm_metrics.forget(model.key)

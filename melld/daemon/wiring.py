@@ -10,10 +10,9 @@ import logging
 import os
 import re
 import time
-from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import prometheus_client
@@ -60,6 +59,9 @@ from melld.migrate.topology import segments_of
 from melld.scheduler.policies.names import POLICIES
 from melld.scheduler.policies.slo.policy import MellSlo
 from melld.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from melld.engine.frontend.prepared import Prepared
 
 log = logging.getLogger("melld")
 
@@ -138,7 +140,7 @@ def make_parts(
     return DaemonParts(template, models, watch, metrics, shared, landlord, letting, gpus, machines, cluster)
 
 
-def prepare_frontends(parts: DaemonParts) -> list[tuple[Any, Namespace]]:
+def prepare_frontends(parts: DaemonParts) -> list["Prepared"]:
     """Import vLLM and check each model's configuration with it.  Takes seconds: to be called in a thread."""
     from melld.engine.frontend.rehearsal import prepare
 

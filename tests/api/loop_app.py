@@ -25,13 +25,9 @@ from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.step_outputs import StepOutputs
 from melld.engine.frontend.codec import EngineCodec
-from melld.engine.frontend.frontend import (
-    frontend_over,
-    serving_arguments,
-    serving_state,
-    vllm_config_of,
-)
+from melld.engine.frontend.frontend import vllm_config_of
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.prepared import front_of, leave_to_collect, serving_arguments
 from tests.api.contexts import context_of
 
 TICK_S = 0.001
@@ -189,12 +185,13 @@ async def main(model: str, kind: str, watch: Watch) -> None:
     engine = engine_arguments(config, "cpu")
     vllm_config = vllm_config_of(config, engine)
     arguments = serving_arguments(config, engine, vllm_config)
-    frontend = frontend_over(cast("Fleet", Worker()), TASKS[kind], cast("Judges", Bench()), vllm_config)
-    await frontend.learn_token_texts()
+    prepared = await asyncio.to_thread(front_of, vllm_config, arguments, TASKS[kind])
+    prepared.frontend.connect(cast("Fleet", Worker()), prepared.tasks, cast("Judges", Bench()))
+    await prepared.frontend.learn_token_texts()
     listener = socket.create_server(("127.0.0.1", 0))
-    serving = await serving_state(frontend, arguments)
-    prepare_serving(serving)
-    async with start_api(context_of([Asked(serving)]), [listener]):
+    leave_to_collect()
+    prepare_serving(prepared.serving)
+    async with start_api(context_of([Asked(prepared.serving)]), [listener]):
         ticking = asyncio.create_task(watch.run())
         say(f"http://127.0.0.1:{listener.getsockname()[1]}")
         lines = asyncio.StreamReader()

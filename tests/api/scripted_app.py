@@ -21,9 +21,10 @@ from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.step_outputs import StepOutputs
 from melld.engine.frontend.codec import EngineCodec
-from melld.engine.frontend.frontend import frontend_over, serving_arguments, serving_state, vllm_config_of
+from melld.engine.frontend.frontend import vllm_config_of
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.moulds import Mould
+from melld.engine.frontend.prepared import front_of, leave_to_collect, serving_arguments
 from melld.errors import MelldError
 from melld.ids import WorkerId
 from tests.api.contexts import context_of
@@ -111,11 +112,13 @@ async def serving_of(model: str, name: str, worker: ScriptedWorker, background: 
     engine = engine_arguments(config, "cpu")
     vllm_config = vllm_config_of(config, engine)
     arguments = serving_arguments(config, engine, vllm_config)
-    frontend = frontend_over(cast("Fleet", worker), ("generate",), cast("Judges", Bench()), vllm_config)
+    prepared = await asyncio.to_thread(front_of, vllm_config, arguments, ("generate",))
+    frontend, serving = prepared.frontend, prepared.serving
+    frontend.connect(cast("Fleet", worker), prepared.tasks, cast("Judges", Bench()))
     await frontend.learn_token_texts()
     worker.tokenizer = frontend.tokenizer
     background.add(asyncio.create_task(frontend.fail_requests()))
-    serving = await serving_state(frontend, arguments)
+    leave_to_collect()
     prepare_serving(serving)
     return serving
 

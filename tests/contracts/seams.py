@@ -90,7 +90,7 @@ groups of one process | replaced | torch 2.13 | yes, to torch: a group that need
 what a worker tells as it starts | private | 0.27 | no
   why   the front end's configuration follows the workers'
   ours  engine.worker.start: _make_ready_response engine_index frontend_stats_publish_address;
-        engine.frontend.frontend: block_size effective_attention_block_size kv_cache_max_concurrency
+        engine.frontend.prepared: block_size effective_attention_block_size kv_cache_max_concurrency
         kv_cache_size_tokens mamba_block_size max_model_len num_gpu_blocks
   test  engine/test_arguments.py::test_a_worker_has_the_defaults_of_vllm_serve
 
@@ -126,7 +126,7 @@ what the CPU build computes wrongly | replaced | 0.32 | yes
 options and defaults | copied | 0.29 | no
   why   a configuration is checked without importing vLLM; images travel whole
   ours  engine.vllm_options: ENGINE_SOURCE FRONTEND_SOURCE; engine.arguments: IMAGES_TRAVEL_WHOLE LORA_RANKS;
-        engine.frontend.frontend: served_model_name lora_modules enable_flash_late_interaction no_tools_because
+        engine.frontend.prepared: served_model_name lora_modules enable_flash_late_interaction no_tools_because
         structured_outputs_config
   test  engine/test_arguments.py::test_every_option_of_vllm_is_carried_out_or_refused
 
@@ -142,8 +142,8 @@ packages beside vLLM | private | transformers 5.19 | no
 
 the engine behind the front end | subclass | 0.27 | a client as an argument
   why   a fleet is one engine to it
-  ours  engine.frontend.frontend: Frontend _add_request _run_output_handler; engine.frontend.fleet_client: FleetClient
-        make_async_mp_client arrival_time engine_index; engine.frontend.rehearsal: _Nobody
+  ours  engine.frontend.frontend: Frontend _add_request _run_output_handler log_stats; engine.frontend.fleet_client:
+        FleetClient Nobody make_async_mp_client arrival_time engine_index
   test  engine/frontend/test_fleet_client.py::test_a_clock_that_is_set_back_reorders_nothing
 
 outputs on their way to text | replaced | 0.27 | the short way
@@ -170,7 +170,8 @@ validation of constraints | replaced | 0.27 | validation off the loop
 metrics | private | 0.27 | no
   why   latencies of a step at once; several models in one registry
   ours  engine.frontend.step_logger: StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
-        engine.frontend.vllm_metrics: _collector_to_names samples; api.pages: _Collected;
+        engine.frontend.vllm_metrics: _collector_to_names _model_name _tool_call_parser_invocations init_parser_metrics
+        record_tool_parser_invocation samples; api.pages: _Collected;
         engine.worker.report: kv_cache_usage scheduler_stats
   test  serve/test_several_models.py::test_metrics_and_status_tell_the_models_apart
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from argparse import Namespace
 from types import SimpleNamespace
 
 import msgspec
@@ -298,7 +297,7 @@ async def test_callers_hear_when_a_loaded_model_s_front_end_fails(monkeypatch: p
         raise OSError("no tokenizer")
 
     models = Models(SimpleNamespace(models=[model]), Condition(), Tasks())  # type: ignore[arg-type]
-    models.prepared[model] = (None, Namespace())
+    models.prepared[model] = SimpleNamespace()  # type: ignore[assignment]
     monkeypatch.setattr(models, "open", fail)
     for _ in range(2):
         waiting = asyncio.ensure_future(model.until_loaded())

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from melld.config import ModelConfig
-from melld.daemon.models import kept_of
+from melld.config import ModelConfig, kept_of
 from tests.api.http_client import COMPLETIONS, request
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess

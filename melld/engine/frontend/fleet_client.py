@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import NoReturn
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -110,6 +111,24 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
     async def add_lora_async(self, lora_request: LoRARequest) -> bool:
         """Load the adapter on every worker; one that starts later loads it before the first request that uses it."""
         return await self._fleet.load_adapter(lora_request)
+
+
+class Nobody(EngineCoreClient):  # type: ignore[misc]
+    """An engine that never produces output, until a front end has a fleet."""
+
+    engine_ranks_managed = (0,)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Do nothing."""
+
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002  the workers read it
+        """Do nothing."""
+        return True
+
+    async def get_output_async(self) -> NoReturn:
+        """Wait forever."""
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 @contextlib.contextmanager

@@ -1,34 +1,26 @@
-"""Builds vLLM's configuration and front end without a worker, to report early what vLLM refuses.
+"""Builds vLLM's configuration and front end before there is a worker, and reports early what vLLM refuses.
 
 Owns the one line that a user reads instead of vLLM's traceback.  Never starts anything or touches a device.
 """
 
-import asyncio
 import contextlib
 import logging
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import TemplateError
 from pydantic import ValidationError
-from starlette.datastructures import State
 from transformers.utils.chat_template_utils import _compile_jinja_template
 from vllm.config import VllmConfig
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.lora.request import LoRARequest
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tool_parsers import ToolParserManager
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.core_client import EngineCoreClient
-from vllm.v1.executor import Executor
 
 from melld.config import Config
 from melld.engine.answer_formats import AUTO, NONE
 from melld.engine.arguments import engine_arguments, import_parsers
-from melld.engine.frontend.fleet_client import client_made_by
-from melld.engine.frontend.frontend import serving_arguments, vllm_config_of
+from melld.engine.frontend.frontend import vllm_config_of
+from melld.engine.frontend.prepared import Prepared, front_of, serving_arguments
 from melld.engine.layers import kept_by, specs_without_weights
 from melld.engine.model_files import REASONING_KEY, TOOLS_KEY, answer_formats
 from melld.engine.vllm_options import named_option
@@ -55,10 +47,10 @@ def read(config: Config, device_kind: str) -> VllmConfig:
         return vllm_config_of(config, engine)
 
 
-def prepare(config: Config, device_kind: str, vllm_config: VllmConfig | None = None) -> tuple[VllmConfig, Namespace]:
-    """Return vLLM's configuration (as `read` does) and serving arguments after building a front end with them.
+def prepare(config: Config, device_kind: str, vllm_config: VllmConfig | None = None) -> Prepared:
+    """Build a front end for vLLM's configuration, by default as `read` returns it.
 
-    Takes seconds.
+    Takes seconds: to be called in a thread.
 
     Raises:
         ConfigError: vLLM refuses an option, or the model's files.
@@ -73,8 +65,24 @@ def prepare(config: Config, device_kind: str, vllm_config: VllmConfig | None = N
         _check_parser(TOOLS_KEY, arguments.tool_call_parser, ToolParserManager)
         if arguments.chat_template is not None:
             _compile_jinja_template(load_chat_template(arguments.chat_template))
-        asyncio.run(_rehearse(vllm_config, arguments))
-        return vllm_config, arguments
+        model = vllm_config.model_config
+        task = "transcription" if model.is_encoder_decoder else "generate"  # a pooling model's worker tells its own
+        return front_of(vllm_config, arguments, (task,) if model.runner_type == "generate" else ())
+
+
+def prepare_all(configs: Mapping[str, Config], device_kind: str, read: Mapping[str, VllmConfig]) -> dict[str, Prepared]:
+    """Build a front end for each configuration that vLLM has read, by name; none if one is refused.
+
+    Raises:
+        ConfigError: see `prepare`.
+    """
+    prepared = {}
+    with contextlib.ExitStack() as undo:
+        for name, vllm_config in read.items():
+            prepared[name] = prepare(configs[name], device_kind, vllm_config)
+            undo.callback(prepared[name].frontend.shutdown)
+        undo.pop_all()
+    return prepared
 
 
 def _check_parser(key: str, parser: str | None, manager: Any) -> None:
@@ -122,39 +130,6 @@ def moves_of(vllm_config: VllmConfig) -> str:
         return UNTOLD
     refusal = MoveRefusal.SPECULATIVE.value if vllm_config.num_prefill_lookahead_tokens > 1 else ""
     return moves_text(kept, vllm_config.model_config.runner_type == "generate", refusal=refusal)
-
-
-class _Nobody(EngineCoreClient):  # type: ignore[misc]
-    """An engine that never produces output."""
-
-    engine_ranks_managed = (0,)
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Do nothing."""
-
-    async def add_lora_async(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002  the workers read it
-        """Do nothing."""
-        return True
-
-    async def get_output_async(self) -> NoReturn:
-        """Wait forever."""
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-async def _rehearse(vllm_config: VllmConfig, arguments: Namespace) -> None:
-    """Build the front end over a dummy client and discard it, to raise vLLM's errors early."""
-    model = vllm_config.model_config
-    task = "transcription" if model.is_encoder_decoder else "generate"
-    tasks = (task,) if model.runner_type == "generate" else ()
-    with client_made_by(_Nobody()):
-        frontend = AsyncLLM(
-            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False, log_requests=False
-        )
-    try:
-        await init_app_state(frontend, State(), arguments, tasks)
-    finally:
-        frontend.shutdown()
 
 
 @contextlib.contextmanager

@@ -16,21 +16,22 @@ from tests.forked import run_python
 SCRIPT = """
 import json, sys
 from melld.config_text import parse_config
-from melld.engine.frontend import frontend
+from melld.engine.frontend import prepared
 from melld.engine.frontend.rehearsal import moves_of, prepare
 from melld.engine.vllm_options import frontend_options
 from melld.errors import ConfigError
 unread = set(frontend_options())
-class Watched(frontend.Namespace):
+class Watched(prepared.Namespace):
     def __getattribute__(self, name):
         unread.discard(name)
         return super().__getattribute__(name)
-frontend.Namespace = Watched
+prepared.Namespace = Watched
 for line in sys.stdin:
     model, options = json.loads(line)
     config = parse_config("", "the test", {"model.path": model, "model.vllm": options, "devices.cpu": 1})
     try:
-        vllm_config, arguments = prepare(config, "cpu")
+        front = prepare(config, "cpu")
+        vllm_config, arguments = front.vllm_config, front.arguments
         told = ["served", vllm_config.model_config.served_model_name, *arguments.served_model_name]
         told += filter(None, [arguments.structured_outputs_config.reasoning_parser])
         told += [moves_of(vllm_config)]

@@ -11,19 +11,19 @@ import pytest
 from vllm import envs
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.loggers import StatLoggerManager
+from vllm.v1.executor import Executor
 from vllm.v1.structured_output import backend_xgrammar
 
 from melld.engine.frontend import frontend
 from melld.engine.frontend.frontend import Frontend
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.step_logger import StepLogger
-from melld.engine.frontend.turns import Turns
 
 LOG = "vllm.v1.metrics.loggers"
 SILENT = SimpleNamespace(
     device_config=SimpleNamespace(device_type="cpu"),
     model_config=None,
+    cache_config=SimpleNamespace(num_gpu_blocks=0),
     kv_transfer_config=None,
     ec_transfer_config=None,
     observability_config=SimpleNamespace(cudagraph_metrics=False, enable_mfu_metrics=False),
@@ -36,6 +36,9 @@ class Counted(StepLogger):
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         self.tokens: list[int] = []
+
+    def log_engine_initialized(self) -> None:
+        """Tell nobody."""
 
     def continued(self, stats: Any, engine_idx: int) -> None:
         self.tokens.append(stats.num_generation_tokens)
@@ -61,13 +64,14 @@ def made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     """Make front ends over as much of vLLM's as they are joined to."""
 
     def begin(self: Any, **_: Any) -> None:
-        self.output_processor = SimpleNamespace(request_states=None, process_outputs=lambda *_: None)
+        self.output_processor = SimpleNamespace(process_outputs=lambda *_: None, lora_states=SimpleNamespace())
         self.input_processor = SimpleNamespace()
-        self.engine_core = SimpleNamespace(take_step=None, shutdown=lambda **_: None)
-        self.logger_manager = StatLoggerManager(cast("Any", SILENT), custom_stat_loggers=[Counted])
+        self.vllm_config, self.model_config = SILENT, SimpleNamespace(get_vocab_size=lambda: 8)
         self.output_handler = None
 
     monkeypatch.setattr(AsyncLLM, "__init__", begin)
+    monkeypatch.setattr(Executor, "get_class", lambda _: None)
+    monkeypatch.setattr(frontend, "StepLogger", Counted)
     monkeypatch.setattr(frontend, "enable_envs_cache", lambda: None)
     for module, name in (
         (logprobs, "create_sample_logprobs"),
@@ -78,7 +82,13 @@ def made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     caplog.set_level(logging.ERROR, LOG)
 
     def make(states: dict[str, Any]) -> Frontend:
-        return Frontend(cast("Judges", None), asyncio.Queue(), Turns(), states)
+        fleet = SimpleNamespace(
+            outputs=asyncio.Queue(), requests=SimpleNamespace(failures=asyncio.Queue()), places=["w0"]
+        )
+        one = Frontend(cast("Any", SILENT))
+        one.connect(cast("Any", fleet), (), cast("Judges", None))
+        one.output_processor.request_states.update(states)
+        return one
 
     return make
 
