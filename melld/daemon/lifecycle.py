@@ -274,8 +274,12 @@ class Daemon:
             return await self._models.load(self.settings.config, path, name)
 
     async def unload(self, model: ServedModel, now: bool) -> bool:
-        """Remove a model that was loaded by hand: see `Models.unload`."""
-        return await self._models.unload(model, now)
+        """Remove a model that was loaded by hand; return True once it is gone, False for any other model."""
+        async with self.settings.changing:
+            leaving = self._models.unload(model, now)
+        if leaving is not None:
+            await asyncio.shield(leaving)
+        return leaving is not None
 
     async def _speak_for_service(self, speaks: bool) -> None:
         """Start or stop notifying the service manager, depending on which daemon is the main process."""

@@ -195,15 +195,15 @@ class Models:
             for wanted in config.models:
                 if (name := wanted.names[0]) in prepared and name not in self._candidates:
                     self._make(config, wanted, prepared[name].vllm_config)
-        removed = [model for index, model in enumerate(before) if index not in kept]
-        for model in removed:
-            self._remove(model)
-        self.served[:] = [
-            self._admit(config, model, prepared[model.names[0]])
-            if index is None
-            else self._follow(before[index], config.alone(model))
-            for model, index in zip(config.models, kept, strict=True)
-        ]
+            removed = [model for index, model in enumerate(before) if index not in kept]
+            for model in removed:
+                self._remove(model)
+            self.served[:] = [
+                self._admit(config, model, prepared[model.names[0]])
+                if index is None
+                else self._follow(before[index], config.alone(model))
+                for model, index in zip(config.models, kept, strict=True)
+            ]
         added = (model.name for model in self.served if model not in before)
         return Changes(tuple(added), tuple(model.name for model in removed))
 
@@ -219,23 +219,22 @@ class Models:
             raise ConfigError("load", f"model {name!r} already exists")
         self._by_hand[name] = ModelConfig(path=path, name=name)
         try:
-            prepared = await self.prepare(config)
+            self.carry_out(config, await self.prepare(config))
         except BaseException:
-            del self._by_hand[name]
+            self._by_hand.pop(name, None)
             raise
-        self.carry_out(config, prepared)
         return next(model for model in self.served if model.name == name)
 
-    async def unload(self, model: ServedModel, now: bool) -> bool:
-        """Remove a model that was loaded by hand; return True once it is gone, False for any other model."""
-        if self._by_hand.pop(model.name, None) is None:
-            return False
-        self.served.remove(model)
-        leaving = self._remove(model)
+    def unload(self, model: ServedModel, now: bool) -> "asyncio.Task[None] | None":
+        """Remove a model that was loaded by hand, and return the task that ends it; None for any other model."""
+        if model in self.served:
+            if self._by_hand.pop(model.name, None) is None:
+                return None
+            self.served.remove(model)
+            self._remove(model)
         for request in list(model.parts.fleet.live) if now else ():
             model.parts.fleet.requests.end(request, Unloaded(model.name))
-        await asyncio.shield(leaving)
-        return True
+        return self._leaving.get(model)
 
     def _configured(self) -> list[ModelConfig]:
         return [model.parts.config.model for model in self.served]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from melld.config import Config, ModelConfig
+from melld.daemon.lifecycle import Daemon
 from melld.daemon.model import ServedModel
 from melld.daemon.models import Models
 from melld.daemon.town.tenant import Tenant
@@ -32,7 +33,9 @@ class Reload:
         served = list(town.models.values())
         letting = SimpleNamespace(let_in=self._let_in, follow=lambda *_: None)
         shared: Any = SimpleNamespace(loans=town.loans, landlord=town.shell, gpus=[])
-        parts: Any = SimpleNamespace(models=served, landlord=town.shell, letting=letting, shared=shared, gpus=[])
+        parts: Any = SimpleNamespace(
+            models=served, landlord=town.shell, letting=letting, shared=shared, gpus=[], cluster=None
+        )
         condition: Any = None
         self.models = Models(parts, condition, Tasks())
         self.models._can_change.set()
@@ -141,6 +144,52 @@ def test_one_that_cannot_be_made_takes_the_others_with_it(monkeypatch: pytest.Mo
             await reload.models.prepare(reload.config(*added))
         await gone(town)
         assert reload.tenants() == ["a", "b"]
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_a_model_is_unloaded_once_a_reload_has_been_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reload keeps it without having prepared it, and fails half-way if it has gone meanwhile."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=40).start()
+        reload = Reload(town, monkeypatch)
+        models, config = reload.models, reload.config()
+        models._by_hand["b"] = town.models["b"].parts.config.model
+        monkeypatch.setattr(models, "_rehearse", lambda *_: asyncio.sleep(5.0, {}))
+        daemon: Any = SimpleNamespace(_models=models, settings=SimpleNamespace(changing=asyncio.Lock()))
+
+        async def judged() -> None:
+            async with daemon.settings.changing:
+                models.carry_out(config, await models.prepare(config))
+
+        judging = asyncio.ensure_future(judged())
+        await gone(town)
+        unloading = asyncio.ensure_future(Daemon.unload(daemon, town.models["b"], now=False))
+        await gone(town)
+        assert [model.name for model in models.served] == ["a", "b"]
+        await judging
+        await gone(town)
+        assert [model.name for model in models.served] == ["a"]
+        unloading.cancel()
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_a_model_by_hand_that_cannot_be_served_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every later reload would try it again, and fail."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=40).start()
+        reload = Reload(town, monkeypatch)
+        monkeypatch.setattr(reload.models, "_rehearse", lambda *_: {})
+        with pytest.raises(KeyError, match="more"):
+            await reload.models.load(reload.config(), "", "more")
+        await gone(town)
+        assert len(reload.models._with_those_by_hand(reload.config()).models) == 2
+        assert (reload.tenants(), reload.models._candidates) == (["a", "b"], {})
         await town.close()
 
     run_virtually(history)
