@@ -6,6 +6,7 @@ Owns the messages and their transport: one packet each, which may carry descript
 import abc
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -15,6 +16,8 @@ import msgspec
 
 from melld.daemon.renewal.handover import OVER, Command, Event, State, step
 from melld.errors import MelldError
+
+log = logging.getLogger("melld.renewal")
 
 VARIABLE = "MELLD_RENEWS"
 """Holds the descriptor of the channel to the daemon being replaced."""
@@ -47,7 +50,7 @@ class Told(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """New to old, last: why it failed to start."""
+    """New to old, last: why it failed to start; to either side of itself, that it does not understand the other."""
 
     reason: str
 
@@ -84,10 +87,10 @@ def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
     try:
         return (_DECODER.decode(packet), list(descriptors)) if packet else None
     except msgspec.MsgspecError as error:
-        raise OtherVersion(
-            "the daemon to be replaced runs another version of melld, from which this one cannot take over: restart it "
-            "instead"
-        ) from error
+        for one in descriptors:
+            os.close(one)
+        why = "the other daemon runs another version of melld, which this one does not understand: restart, not renew"
+        raise OtherVersion(why) from error
 
 
 def say(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -160,9 +163,16 @@ class Side(abc.ABC):
             self._end.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if (received := receive(self._end)) is not None:
-                self.heard(*received)
-            else:
-                self.close()
-                self.happen(Event.OTHER_ENDED)
+        try:
+            received = receive(self._end)
+        except BlockingIOError:
+            return
+        except OtherVersion as error:
+            log.error("renewal: %s", error)
+            self.heard(Failed(str(error)), [])
+            return
+        if received is not None:
+            self.heard(*received)
+        else:
+            self.close()
+            self.happen(Event.OTHER_ENDED)

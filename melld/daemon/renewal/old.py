@@ -103,7 +103,7 @@ class OldSide(wire.Side):
             case wire.Told(event):
                 self.happen(event)
             case wire.Failed(reason):
-                self._reason = reason
+                self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
         self._reason = reason
@@ -165,10 +165,7 @@ class OldSide(wire.Side):
         daemon = self._daemon
         daemon.control.is_given_away = True
         await daemon.speak_for_service(False)
-        for _ in range(MAIN_PID_TRIES):  # if this were lost, the manager would end both daemons with this one
-            if not daemon.notifier.has_manager or daemon.notifier.send(MAINPID=str(self._process.pid)):
-                break
-            await asyncio.sleep(LOOK_S)
+        await self._name_main(self._process.pid)
         await daemon.answering.rest()
         idle = daemon.entrance.give_away()
         for start in range(0, max(1, len(idle)), wire.MAX_DESCRIPTORS):
@@ -177,6 +174,13 @@ class OldSide(wire.Side):
         for one in idle:
             one.close()
         self.happen(Event.YOURS)
+
+    async def _name_main(self, pid: int) -> None:
+        """Tell the service manager which its main process is: when that ends, it ends all others too."""
+        for _ in range(MAIN_PID_TRIES):
+            if not self._daemon.notifier.has_manager or self._daemon.notifier.send(MAINPID=str(pid)):
+                break
+            await asyncio.sleep(LOOK_S)
 
     def _end_other(self) -> None:
         """End the new daemon, and with it its workers."""
@@ -189,6 +193,7 @@ class OldSide(wire.Side):
             self._daemon.admission.reopen()
             self._daemon.entrance.open()
             if self._daemon.control.is_given_away:
+                await self._name_main(os.getpid())
                 await self._daemon.speak()
         finally:
             await asyncio.to_thread(self._process.wait)

@@ -137,8 +137,10 @@ class Succession:
     async def speak(self) -> None:
         """Answer the operator's commands, and be the service manager's main process."""
         self.control.is_given_away = False
-        await self.answering.listen()
-        await self.speak_for_service(True)
+        try:
+            await self.answering.listen()
+        finally:
+            await self.speak_for_service(True)
 
     def inherit(self) -> None:
         """Read the handover file of an earlier daemon."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.main_pids: list[str] = []
         self.ours, self.clients = socket.socketpair()
         self.end = lambda: self.notes.append("end")
         self.admission = Admission(lambda: 1, lambda: None)
@@ -58,6 +60,7 @@ class Daemon:
 
     def send(self, **said: str) -> bool:
         self.notes += said
+        self.main_pids += said.values()
         return True
 
     async def rest(self) -> None:
@@ -113,7 +116,38 @@ async def test_devices_come_back_whatever_else_fails(old: OldSide) -> None:
     daemon_of(old).control.is_given_away = True
     old.happen(Event.OTHER_ENDED)
     await until_quiet(old)
-    assert daemon_of(old).notes == ["open", "take back"]
+    assert daemon_of(old).notes == ["open", "MAINPID", "take back"]
+
+
+async def test_a_daemon_that_serves_again_is_the_main_process_again(old: OldSide) -> None:
+    """The manager would follow the dead one, and end the service."""
+
+    async def rest() -> None:
+        old.happen(Event.OTHER_ENDED)
+
+    daemon_of(old).rest = rest  # type: ignore[method-assign]
+    old.state = State.GIVING
+    old.happen(Event.LEFT)
+    await until_quiet(old)
+    assert daemon_of(old).main_pids == [str(old._process.pid), str(os.getpid())]
+
+
+async def test_what_cannot_be_understood_calls_the_renewal_off(old: OldSide) -> None:
+    """The operator hears why, and waits for no more; descriptors in such a message are not kept."""
+    reading, writing = os.pipe()
+    old.close()
+    old._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        old.listen()
+        socket.send_fds(theirs, [b'{"type": "Pledged"}'], [writing])
+        old.news.clear()
+        await old.news.wait()
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    await until_quiet(old)
+    assert "another version of melld" in old.told().told
+    assert old.told().step is RenewalStep.KEPT
 
 
 async def test_nobody_hears_that_a_daemon_serves_which_was_ended(old: OldSide) -> None:
@@ -172,3 +206,20 @@ async def test_of_two_renewals_at_once_one_is_refused(old: OldSide, tmp_path: Pa
     asked.on_leave = lambda: setattr(asked, "side", old)
     assert "already in progress" in await asked.refusal()
     assert asked.side is old
+
+
+async def test_a_daemon_out_of_descriptors_still_speaks_to_its_manager(tmp_path: Path) -> None:
+    """It would be taken for hung, and killed, though it serves."""
+    asked, told = Asked(tmp_path), []
+
+    async def fails() -> None:
+        raise OSError("Too many open files")
+
+    async def speak(speaks: bool) -> None:
+        told.append(speaks)
+
+    asked.control, asked.answering = cast("Any", SimpleNamespace()), cast("Any", SimpleNamespace(listen=fails))
+    asked.speak_for_service = speak
+    with pytest.raises(OSError, match="Too many"):
+        await asked.speak()
+    assert told == [True]
