@@ -201,13 +201,16 @@ class Driver:
             self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
             return AlreadyThere(request=request, worker=destination, pinned=self.is_pinned(request))
         self.executor.check_link(request, destination, Via.KV if after_first_token else via)
-        asked = Asked(via, after_first_token, asyncio.get_running_loop().create_future())
-        self.wanted.asked[request] = asked
-        self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
-        if self.wanted.way_of(request) is None and not asked.answer.done():
-            del self.wanted.asked[request]
-            raise NoRoomAsked(request, destination)
-        return await asked.answer
+        answer: asyncio.Future[MoveReport] = asyncio.get_running_loop().create_future()
+        self.wanted.asked[request] = Asked(via, after_first_token, answer)
+        try:
+            self.handle(events.MoveAsked(self._clock(), request=request, destination=destination))
+            if self.wanted.way_of(request) is None and not answer.done():
+                raise NoRoomAsked(request, destination)
+        except BaseException:
+            self.wanted.asked.pop(request, None)
+            raise
+        return await answer
 
     def is_pinned(self, request: RequestId) -> bool:
         """Return True if an operator has pinned the request to its worker or destination."""

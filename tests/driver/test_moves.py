@@ -222,6 +222,22 @@ async def test_a_move_that_has_waited_too_long_is_cancelled(daemon: OfflineDaemo
     await tasks[0]
 
 
+async def test_a_failing_decision_leaves_no_order_behind(
+    daemon: OfflineDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later move of the request would be taken for the operator's, and could wait for ever for who has left."""
+
+    def fail(_event: events.AnyEvent) -> None:
+        raise RuntimeError("a bug of the policy")
+
+    first, _ = await two_on_w0(daemon)
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.driver, "handle", fail)
+        with pytest.raises(RuntimeError, match="a bug of the policy"):
+            await daemon.ask(first, W1)
+    assert daemon.driver.wanted.asked == {}
+
+
 async def test_a_move_waits_for_a_destination_that_is_not_ready(daemon: OfflineDaemon) -> None:
     """It starts when the waking worker is up, instead of failing at its deadline."""
     first, _ = await two_on_w0(daemon)
