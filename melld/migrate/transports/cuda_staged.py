@@ -7,6 +7,7 @@ keeps a context there for it, some hundred MiB of that device: the price of leav
                            └─► pinned B ─┘
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -56,20 +57,27 @@ class CudaStagedLink(CudaLink):
 
     def begin(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> Wait:
         """See `Link`.  Releases the GIL while the engines work."""
-        for start in range(0, len(source_blocks), self._piece_blocks):
-            end = start + self._piece_blocks
-            buffer = self._buffers[0]
-            self._buffers.reverse()
-            self._fill(buffer, source_blocks[start:end])
-            self._empty(buffer, destination_blocks[start:end])
+        with contextlib.ExitStack() as begun:
+            begun.callback(self._settle)  # if a piece fails, the earlier ones still use the buffers and both regions
+            for start in range(0, len(source_blocks), self._piece_blocks):
+                end = start + self._piece_blocks
+                buffer = self._buffers[0]
+                self._buffers.reverse()
+                self._fill(buffer, source_blocks[start:end])
+                self._empty(buffer, destination_blocks[start:end])
+            begun.pop_all()
         with torch.cuda.device(self.region.device):
             return cuda_runtime.end_of(self._stream)
 
     def close(self) -> None:
         """Unmap the peer's memory."""
         with self.opened:
-            self._stream.synchronize()
-            self._reading.synchronize()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until nothing is copied any more."""
+        self._reading.synchronize()
+        self._stream.synchronize()
 
     def _fill(self, buffer: _Buffer, blocks: Sequence[int]) -> None:
         with torch.cuda.device(self._peer_device):
