@@ -96,7 +96,7 @@ def check_with_vllm(config: Config, gpus: list[Device]) -> dict[str, str]:
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)  # the CPU build never has Triton
     from melld.engine.frontend.rehearsal import moves_of, prepare
 
-    prepared = {model.names[0]: prepare(config.alone(model), kind).vllm_config for model in local}
+    prepared = {model.names[0]: prepare(config.alone(model), kind).frontend.vllm_config for model in local}
     return {name: moves_of(one) for name, one in prepared.items()}
 
 

@@ -157,7 +157,7 @@ class Daemon:
         preparing = asyncio.ensure_future(asyncio.to_thread(prepare_frontends, self._parts))
         if len(self._parts.models) > 1:
             prepared = await preparing
-            read = {model: one.vllm_config for model, one in zip(self._parts.models, prepared, strict=True)}
+            read = {model: one.frontend.vllm_config for model, one in zip(self._parts.models, prepared, strict=True)}
             if divided := await self._parts.letting.begin(self.succession.sized(self.config), read):
                 self._say(f"melld: {divided}")
             await self.succession.prepared()

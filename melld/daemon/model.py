@@ -22,6 +22,7 @@ from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.fleet.owner import WorkerStartFailed
 from melld.engine.fleet.place import Place
+from melld.engine.frontend.judges import Judges
 from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import option_behind
@@ -125,9 +126,11 @@ class ServedModel:
 
     def connect(self, template: TemplateProcess, prepared: "Prepared") -> None:
         """Serve by a front end that has been fitted to the workers."""
-        from melld.engine.frontend.prepared import capabilities_of, connect
+        from melld.engine.frontend.prepared import capabilities_of
 
-        connect(prepared, self.parts.fleet, template, self.parts.config.server.constraint_cpu_s)
+        spec = next(iter(self.parts.fleet.places.values())).slot.spec
+        judges = Judges(template, spec, self.parts.config.server.constraint_cpu_s)
+        prepared.frontend.connect(self.parts.fleet, prepared.tasks, judges)
         self.frontend, self.serving = prepared.frontend, prepared.serving
         self._capabilities = capabilities_of(prepared)
 

@@ -187,14 +187,14 @@ class Models:
         config, before = self._with_those_by_hand(config), list(self.served)
         self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
         if prepared and self.is_alone:
-            others = [one.vllm_config for one in prepared.values()]
-            self._parts.letting.adopt(config, self.served[0], self.prepared[self.served[0]].vllm_config, others)
+            alone, others = self.served[0], [one.frontend.vllm_config for one in prepared.values()]
+            self._parts.letting.adopt(config, alone, self.prepared[alone].frontend.vllm_config, others)
             self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
         with self._trial():
             for wanted in config.models:
                 if (name := wanted.names[0]) in prepared and name not in self._candidates:
-                    self._make(config, wanted, prepared[name].vllm_config)
+                    self._make(config, wanted, prepared[name].frontend.vllm_config)
             removed = [model for index, model in enumerate(before) if index not in kept]
             for model in removed:
                 self._remove(model)
@@ -249,7 +249,7 @@ class Models:
         """Apply new settings to a served model."""
         if config.model != model.parts.config.model:
             model.parts = msgspec.structs.replace(model.parts, config=config)
-            self._parts.letting.follow(model, self.prepared[model].vllm_config)
+            self._parts.letting.follow(model, self.prepared[model].frontend.vllm_config)
         return model
 
     def _make(self, config: Config, wanted: ModelConfig, vllm_config: Any) -> None:

@@ -1,6 +1,7 @@
 """Models that come and go while the daemon runs: by a reload, and by hand."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from melld.config import ModelConfig, kept_of
-from tests.api.http_client import COMPLETIONS, request
+from tests.api.http_client import COMPLETIONS, chat, request
 from tests.migrate.live import GREEDY, Operator, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.small_model import make_small_model
+from tests.tiny_models import make_adapter
 from tests.worker_faults import slowed
 
 LONG = {**GREEDY, "max_tokens": 60, "ignore_eos": True}
@@ -151,6 +153,47 @@ def test_a_rejected_file_leaves_what_is_served_its_log(town: Town) -> None:
     assert before[0]
     assert town.daemon.melld("unload", "other").stdout == "other: unloaded\n", "it is not pinned"
     town.reload("demo", "other")
+
+
+def counted(town: Town) -> dict[str, float]:
+    """Return how many streamed tool calls vLLM's metrics count, by model."""
+    lines = [line for line in town.daemon.get("/metrics").splitlines() if 'mode="streaming"' in line]
+    found = {re.findall('model_name="([^"]*)"', line)[0]: 0.0 for line in lines}
+    for line in lines:
+        if line.startswith("vllm:tool_call_parser_invocations_total{"):
+            found[re.findall('model_name="([^"]*)"', line)[0]] += float(line.split()[-1])
+    return found
+
+
+def call_tools(town: Town, model: str) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    stream = Stream(town.daemon, chat(model=model, tools=[tool], max_tokens=8))
+    assert stream.result().error is None
+
+
+def test_an_added_model_has_its_adapters_and_its_count_of_tool_calls(town: Town) -> None:
+    """A reload that is refused later, or another model, takes neither."""
+    make_adapter(town.demo, town.directory / "pirate", 0)
+    tools = 'vllm = {enable_auto_tool_choice = true, tool_call_parser = "hermes"}'
+    lora = f'lora = [{{name = "pirate", path = "{town.directory}/pirate"}}]'
+    added = [f'{{path = "{town.demo}", name = "{name}", {tools}}}' for name in ("caller", "bystander")]
+    added[0] = f"{added[0][:-1]}, {lora}}}"
+    town.reload("demo", "other", *added)
+    assert text_of(town, "caller") != text_of(town, "pirate"), "known once its model is loaded"
+    call_tools(town, "caller")
+    call_tools(town, "pirate")
+    refused = f'{{path = "{town.demo}", name = "refused", {tools[:-1]}, chat_template = "{{{{ a"}}}}'
+    assert "reload rejected" in town.reload("demo", "other", *added, refused)
+    before = counted(town)
+    assert before == {"demo": 0.0, "other": 0.0, "caller": before["caller"], "bystander": 0.0}
+    call_tools(town, "caller")
+    call_tools(town, "bystander")
+    after = counted(town)
+    assert 0.0 < before["caller"] < after["caller"]
+    assert after["bystander"] > 0.0
+    assert (after["demo"], after["other"], len(after)) == (0.0, 0.0, 4)
+    town.reload("demo", "other")
+    Operator(town.daemon).wait(lambda status: len(status["devices"][0]["models"]) == 2)
 
 
 def test_an_operator_adds_a_model_by_hand(town: Town) -> None:

@@ -137,10 +137,8 @@ class Succession:
     async def speak(self) -> None:
         """Answer the operator's commands, and be the service manager's main process."""
         self.control.is_given_away = False
-        try:
-            await self.answering.listen()
-        finally:
-            await self.speak_for_service(True)
+        await self.speak_for_service(True)
+        await self.answering.listen()  # which fails where there are no descriptors left
 
     def inherit(self) -> None:
         """Read the handover file of an earlier daemon."""

@@ -1,15 +1,13 @@
 """The fleet as one engine of vLLM's.
 
 Owns the seam: `FleetClient` is an `EngineCoreClient` (vllm.v1.engine.core_client), so that `AsyncLLM` and everything
-above it see one engine.
+above it see one engine.  `AsyncLLM` makes its client by itself: here that is `Nobody`, until it is connected.
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import NoReturn
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -108,35 +106,18 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         step.engine_index %= len(self.engine_ranks_managed)
         return self.take_step(step)
 
-    async def add_lora_async(self, lora_request: LoRARequest) -> bool:
-        """Load the adapter on every worker; one that starts later loads it before the first request that uses it."""
-        return await self._fleet.load_adapter(lora_request)
-
 
 class Nobody(EngineCoreClient):  # type: ignore[misc]
-    """An engine that never produces output, until a front end has a fleet."""
+    """The engine of a front end that has no fleet yet."""
 
     engine_ranks_managed = (0,)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing."""
 
-    async def add_lora_async(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002  the workers read it
-        """Do nothing."""
+    async def add_lora_async(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002
+        """Do nothing: workers load it later."""
         return True
 
-    async def get_output_async(self) -> NoReturn:
-        """Wait forever."""
-        await asyncio.Event().wait()
-        raise AssertionError
 
-
-@contextlib.contextmanager
-def client_made_by(client: EngineCoreClient) -> Iterator[None]:
-    """Replace the client that `AsyncLLM` creates, through the static method that creates it."""
-    made_by_vllm = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
-    try:
-        yield
-    finally:
-        EngineCoreClient.make_async_mp_client = staticmethod(made_by_vllm)
+EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: Nobody())

@@ -30,7 +30,7 @@ from melld.config import SERVED_MODEL_NAME, Config
 from melld.engine.arguments import async_engine_args, engine_config
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.caller import caller
-from melld.engine.frontend.fleet_client import FleetClient, Nobody, client_made_by
+from melld.engine.frontend.fleet_client import FleetClient
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.plain_outputs import before_vllm, gather
@@ -63,8 +63,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig) -> None:
         """Make it without a fleet, and outside of any loop, which vLLM would start to read outputs on."""
         engine = Executor.get_class(vllm_config)
-        with client_made_by(Nobody()):
-            super().__init__(vllm_config=vllm_config, executor_class=engine, log_stats=False, log_requests=False)
+        super().__init__(vllm_config=vllm_config, executor_class=engine, log_stats=False, log_requests=False)
 
     def connect(self, fleet: Fleet, tasks: tuple[str, ...], judges: Judges) -> None:
         """Serve by this fleet; register vLLM's metrics, which depend on what its workers have found out."""

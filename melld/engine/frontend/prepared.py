@@ -2,7 +2,7 @@
 
 Owns how they are made, and what is left to do on the loop once a worker is ready.
 
-    front_of (slow) ──► Prepared ──► fit: what the workers have found out; adapters are loaded ──► connect
+    front_of (slow) ──► Prepared ──► fit: what the workers have found out; adapters are loaded ──► Frontend.connect
 """
 
 import asyncio
@@ -22,9 +22,7 @@ from melld.config import Config
 from melld.engine.arguments import async_engine_args
 from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.frontend import Frontend
-from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.vllm_metrics import register_no_tool_calls
-from melld.engine.host.template import TemplateProcess
 from melld.engine.model_files import answer_formats
 from melld.engine.vllm_options import frontend_options
 
@@ -41,11 +39,6 @@ class Prepared(NamedTuple):
     """vLLM's serving classes: `openai_serving_chat`, `_completion`, `anthropic_serving_messages`, ..."""
     tasks: tuple[str, ...]
     max_model_len: int
-
-    @property
-    def vllm_config(self) -> VllmConfig:
-        """Return vLLM's configuration."""
-        return self.frontend.vllm_config
 
 
 def front_of(vllm_config: VllmConfig, arguments: Namespace, tasks: tuple[str, ...]) -> Prepared:
@@ -75,19 +68,13 @@ async def fit(prepared: Prepared, fleet: Fleet) -> Prepared:
     assert fleet.last_ready is not None
     ready = list(fleet.ready.values()) or [fleet.last_ready]
     responses = [msgspec.msgpack.decode(one.ready_response, type=EngineCoreReadyResponse) for one in ready]
-    _sync(prepared.vllm_config, responses)
+    _sync(prepared.frontend.vllm_config, responses)
     tasks, max_model_len = tuple(ready[0].supported_tasks), prepared.frontend.model_config.max_model_len
     if (tasks, max_model_len) != (prepared.tasks, prepared.max_model_len):
         prepared = await asyncio.to_thread(_serving, prepared.frontend, prepared.arguments, tasks)
     for adapter in prepared.serving.openai_serving_models.lora_requests.values():
         await fleet.load_adapter(adapter)
     return prepared
-
-
-def connect(prepared: Prepared, fleet: Fleet, template: TemplateProcess, constraint_cpu_s: float) -> None:
-    """Have a fitted front end serve by the fleet."""
-    spec = next(iter(fleet.places.values())).slot.spec
-    prepared.frontend.connect(fleet, prepared.tasks, Judges(template, spec, constraint_cpu_s))
 
 
 def _sync(vllm_config: VllmConfig, responses: list[EngineCoreReadyResponse]) -> None:

@@ -31,7 +31,7 @@ for line in sys.stdin:
     config = parse_config("", "the test", {"model.path": model, "model.vllm": options, "devices.cpu": 1})
     try:
         front = prepare(config, "cpu")
-        vllm_config, arguments = front.vllm_config, front.arguments
+        vllm_config, arguments = front.frontend.vllm_config, front.arguments
         told = ["served", vllm_config.model_config.served_model_name, *arguments.served_model_name]
         told += filter(None, [arguments.structured_outputs_config.reasoning_parser])
         told += [moves_of(vllm_config)]
