@@ -64,6 +64,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         """Make it without a fleet, and outside of any loop, which vLLM would start to read outputs on."""
         engine = Executor.get_class(vllm_config)
         super().__init__(vllm_config=vllm_config, executor_class=engine, log_stats=False, log_requests=False)
+        self._loggers = [StepLogger, *load_stat_logger_plugin_factories()]
 
     def connect(self, fleet: Fleet, tasks: tuple[str, ...], judges: Judges) -> None:
         """Serve by this fleet; register vLLM's metrics, which depend on what its workers have found out."""
@@ -73,8 +74,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         client = FleetClient(fleet, tasks, vocabulary, prompt_logprobs, Masks(states, vocabulary), turns)
         for counts in (self, processor, processor.lora_states):
             counts.log_stats = True
-        loggers = [StepLogger, *load_stat_logger_plugin_factories()]
-        self.logger_manager = StatLoggerManager(self.vllm_config, client.engine_ranks_managed, loggers)
+        self.logger_manager = StatLoggerManager(self.vllm_config, client.engine_ranks_managed, self._loggers)
         self.logger_manager.log_engine_initialized()
         processor.request_states = states
         processor.process_outputs = before_vllm(states, processor.process_outputs)
