@@ -15,17 +15,13 @@ from typing import Any
 import msgspec
 
 from melld.daemon.renewal.handover import OVER, Command, Event, State, step
-from melld.errors import MelldError
 
 log = logging.getLogger("melld.renewal")
 
 VARIABLE = "MELLD_RENEWS"
 """Holds the descriptor of the channel to the daemon being replaced."""
+OTHER_VERSION = "the other daemon runs another version of melld: restart instead of renewing"
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 16, 200
-
-
-class OtherVersion(MelldError):
-    """The other daemon's version of melld speaks differently."""
 
 
 class Inherited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -74,23 +70,22 @@ _DECODER = msgspec.json.Decoder(Message)
 
 
 def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
-    """Return the next message with its descriptors; None at the end of the channel.
+    """Return the next message with its descriptors, `Failed` if it cannot be understood; None at the channel's end.
 
     Raises:
         BlockingIOError: there is none yet.
-        OtherVersion: it is none of `Message`.
     """
     try:
         packet, descriptors, _, _ = socket.recv_fds(end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        packet, descriptors = b"", []
+        return None
     try:
         return (_DECODER.decode(packet), list(descriptors)) if packet else None
-    except msgspec.MsgspecError as error:
+    except msgspec.MsgspecError:
         for one in descriptors:
             os.close(one)
-        why = "the other daemon runs another version of melld, which this one does not understand: restart, not renew"
-        raise OtherVersion(why) from error
+        log.error("renewal: %s", OTHER_VERSION)
+        return Failed(OTHER_VERSION), []
 
 
 def say(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -163,16 +158,9 @@ class Side(abc.ABC):
             self._end.close()
 
     def _read(self) -> None:
-        try:
-            received = receive(self._end)
-        except BlockingIOError:
-            return
-        except OtherVersion as error:
-            log.error("renewal: %s", error)
-            self.heard(Failed(str(error)), [])
-            return
-        if received is not None:
-            self.heard(*received)
-        else:
-            self.close()
-            self.happen(Event.OTHER_ENDED)
+        with contextlib.suppress(BlockingIOError):
+            if (received := receive(self._end)) is not None:
+                self.heard(*received)
+            else:
+                self.close()
+                self.happen(Event.OTHER_ENDED)

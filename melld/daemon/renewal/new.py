@@ -18,7 +18,7 @@ from melld.errors import MelldError
 
 
 class NothingToReplace(MelldError):
-    """The old daemon has ended before it said what it has."""
+    """The old daemon has not said what it has, or not so that this one understands it."""
 
 
 class NewSide(wire.Side):
@@ -55,7 +55,12 @@ class NewSide(wire.Side):
         match wire.receive(end):
             case (wire.Inherited() as inherited, descriptors):
                 return cls(end, inherited, descriptors)
-        raise NothingToReplace("the daemon to be replaced has exited")
+            case (wire.Failed(why), _):
+                reason = why
+            case _:
+                reason = "the daemon to be replaced has exited"
+        end.close()
+        raise NothingToReplace(reason)
 
     def begin(self, models: Sequence[ServedModel], condition: Condition, inherit: Callable[[], None]) -> None:
         """Hold all workers back until their devices are handed over.  `inherit` reads the handover file."""

@@ -19,6 +19,7 @@ from melld.control.messages import Renew, RenewalStep
 from melld.control.status import DaemonState
 from melld.daemon.renewal import channel as wire
 from melld.daemon.renewal.handover import Event, State
+from melld.daemon.renewal.new import NewSide
 from melld.daemon.renewal.old import OldSide
 from melld.daemon.renewal.succession import NotRenewed, Succession
 from melld.daemon.watch import Condition
@@ -160,10 +161,10 @@ async def test_nobody_hears_that_a_daemon_serves_which_was_ended(old: OldSide) -
 def test_a_daemon_of_another_version_is_named_as_the_reason() -> None:
     """The operator then knows to restart instead."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
+    with ours:
         ours.send(b'{"type": "Inherited", "pid": 1, "host": "127.0.0.1", "port": 8000}')
         with pytest.raises(MelldError, match=r"another version of melld.*restart"):
-            wire.receive(theirs)
+            NewSide.found({wire.VARIABLE: str(theirs.detach())})
 
 
 class Asked(Succession):
