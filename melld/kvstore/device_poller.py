@@ -29,6 +29,10 @@ class DevicePoller:
         """Read `device` with `ask` from now on (a new worker process, another GPU); an open question is dropped."""
         self._lanes[device] = _Lane(device, ask)
 
+    def remove(self, device: str) -> None:
+        """Read it no more; its thread ends with what it is asking."""
+        del self._lanes[device]
+
     async def read(self) -> dict[str, DeviceReading]:
         """Return one reading of each device, `late` for those that did not answer within the deadline.
 

@@ -3,7 +3,7 @@
 Owns which process each worker is read with.  The daemon reads its own workers, an agent those of its machine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -46,6 +46,12 @@ class WorkerReadings:
                 self._poller.set_source(one.worker, self._reader(one))
         found = await self._poller.read()
         return {worker: WorkerReading(self._last[worker].pid, reading) for worker, reading in found.items()}
+
+    def forget_all_but(self, workers: Collection[str]) -> None:
+        """Read the devices of these workers only: the others are gone for good, as those of a removed model."""
+        for worker in self._last.keys() - workers:
+            del self._last[worker]
+            self._poller.remove(worker)
 
     def _reader(self, one: WorkerDevices) -> Callable[[], DeviceReading]:
         nvml = self._nvml

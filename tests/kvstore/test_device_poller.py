@@ -1,6 +1,7 @@
 """The poller's promises to the event loop (test_nvml covers hanging GPUs, through the driver's library)."""
 
 import asyncio
+import os
 import queue
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from melld.kvstore.device_poller import DevicePoller
 from melld.kvstore.device_reading import DeviceReading, DeviceState
+from melld.kvstore.worker_readings import WorkerDevices, WorkerReadings
 from tests.patience import PATIENCE_S
 
 OK = DeviceReading(state=DeviceState.OK)
@@ -84,3 +86,19 @@ async def test_without_a_spare_thread_there_is_no_reading_for_now(monkeypatch: p
         reading = (await poller.read())["cpu:0"]
     assert (reading.state, reading.reason) == (DeviceState.UNAVAILABLE, "can't start new thread")
     assert await poller.read() == {"cpu:0": OK}
+
+
+async def test_nothing_is_left_of_workers_that_are_gone_for_good() -> None:
+    """Models are added and removed for weeks; a worker that has only ended is still read, as its GPU may fill."""
+    before = set(threading.enumerate())
+    readings = WorkerReadings(None)
+    mine, other = (WorkerDevices(worker, os.getpid(), ()) for worker in ("w0", "w1"))
+    assert set(await readings.read([mine, other])) == {"w0", "w1"}
+    assert set(await readings.read([mine])) == {"w0", "w1"}
+    reading = {thread.name: thread for thread in set(threading.enumerate()) - before}
+    assert set(reading) == {"read w0", "read w1"}
+    readings.forget_all_but({"w0"})
+    assert set(await readings.read([mine])) == {"w0"}
+    await asyncio.to_thread(reading["read w1"].join, PATIENCE_S)
+    assert not reading["read w1"].is_alive()
+    assert reading["read w0"].is_alive()
