@@ -162,6 +162,11 @@ log-probabilities | replaced | 0.27 | yes
         _update_prompt_logprobs new_prompt_logprobs_tensors outputs
   test  engine/frontend/test_prompt_logprobs.py::test_the_pieces_equal_the_whole
 
+copies of tokenizers | replaced | 0.31 | yes
+  why   complete copies hold the interpreter for a second with a large vocabulary; caches keep what a model has left
+  ours  engine.frontend.tokenizer_copies: __copy__ __deepcopy__ _supports_kw _tokenizer get_cached_tokenizer
+  test  engine/frontend/test_tokenizer_copies.py::test_copies_hold_one_table
+
 validation of constraints | replaced | 0.27 | validation off the loop
   why   a judge compiles them, never the event loop
   ours  engine.frontend.frontend: validate_xgrammar_grammar structured_outputs structured_outputs_config

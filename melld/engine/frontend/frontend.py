@@ -37,6 +37,7 @@ from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.step_logger import StepLogger, step_taker
 from melld.engine.frontend.token_texts import TokenTexts
+from melld.engine.frontend.tokenizer_copies import forget_tokenizers
 from melld.engine.frontend.turns import Turns
 from melld.errors import MelldError
 
@@ -91,6 +92,11 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             logprobs.convert_ids_list_to_tokens = TokenTexts(convert_ids_list_to_tokens)
         backend_xgrammar.validate_xgrammar_grammar = _look_only
         enable_envs_cache()  # vLLM looks some of them up for each token
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """See `AsyncLLM`.  The tokenizer goes too."""
+        super().shutdown(timeout)
+        forget_tokenizers()
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
         """See `AsyncLLM`.  The prompts of one call are admitted one by one, and the loop runs in between.

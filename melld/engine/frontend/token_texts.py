@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -26,15 +27,15 @@ Decode = Callable[[Any, list[int]], list[str]]
 
 
 class TokenTexts:
-    """Replaces vLLM's function.  Tokenizers are compared by identity, and live as long as the process."""
+    """Replaces vLLM's function.  Tokenizers are compared by identity."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
-        self._texts: dict[int, dict[int, str]] = {}
+        self._texts = WeakKeyDictionary[Any, dict[int, str]]()
 
     def __call__(self, tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token, decoding those not in the table."""
-        texts = self._texts.setdefault(id(tokenizer), {})
+        texts = self._texts.setdefault(tokenizer, {})
         new = [token for token in dict.fromkeys(token_ids) if token not in texts]
         if new:
             texts.update(

@@ -15,9 +15,11 @@ from tests.tiny_models import make_adapter
 SCRIPT = """
 import asyncio, gc, json, sys, threading
 from types import SimpleNamespace as Some
+from weakref import WeakSet
 import msgspec
 import prometheus_client
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from transformers import PreTrainedTokenizerBase
 from vllm.parser import abstract_parser
 from vllm.v1.engine import EngineCoreReadyResponse
 from melld.config_text import parse_config
@@ -91,7 +93,24 @@ async def connected(config, front, *workers):
     return front, fleet
 
 
+def tokenizers():
+    return [one for one in gc.get_objects() if isinstance(one, PreTrainedTokenizerBase)]
+
+
+def come_and_go(configs):
+    known = WeakSet(tokenizers())
+    fronts = made(configs)
+    new = WeakSet(one for one in tokenizers() if one not in known)
+    assert len(new) >= len(fronts)
+    for front in fronts.values():
+        front.frontend.shutdown()
+    return new
+
+
 async def main():
+    new = await asyncio.to_thread(come_and_go, {"guest": config_of("guest", TOOLS)})
+    gc.collect()
+    told["tokenizers left"] = len(new)
     configs = {"first": config_of("first", TOOLS), "second": config_of("second", TOOLS, LORA)}
     configs["pooler"] = config_of("pooler", {"runner": "pooling"})
     fronts = await asyncio.to_thread(made, configs)
@@ -179,3 +198,8 @@ def test_a_refused_reload_leaves_nothing(told: dict[str, Any]) -> None:
     """No front end, metric or thread, also of the models that vLLM had accepted before."""
     assert told["refused"] == "[model.vllm] chat_template"
     assert told["left by what was refused"] == []
+
+
+def test_removed_models_leave_no_tokenizer(told: dict[str, Any]) -> None:
+    """One of 150,000 tokens takes 100 MB, and models come and go."""
+    assert told["tokenizers left"] == 0
