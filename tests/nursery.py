@@ -36,7 +36,7 @@ from melld.engine.vllm_options import option_kinds
 from melld.engine.worker.forking import has_one_thread, preload
 from melld.engine.worker.start import die_with_parent
 from tests import daemon_faults, worker_faults
-from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
+from tests.forked import GENUINE_TEMPLATE, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
 
 IMPORTS = (
     "uvloop",
@@ -152,7 +152,8 @@ def become(program: Program, descriptors: list[int]) -> None:
         at_once = bool(program.environment.get("PYTHONUNBUFFERED"))
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr, write_through=at_once)
     if {"serve", "agent"} & set(program.words):
-        util.spawnv_passfds = fork_templates(TEMPLATES)
+        if GENUINE_TEMPLATE not in program.environment:
+            util.spawnv_passfds = fork_templates(TEMPLATES)
         sys.orig_argv = [sys.executable, *program.words]
         old.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedPython})  # type: ignore[attr-defined]
     if worker_faults.VARIABLE in program.environment:
