@@ -24,11 +24,14 @@ import tempfile
 import threading
 import traceback
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
+
+from hypothesis.internal.conjecture import providers
 
 from melld.daemon.renewal import old
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
@@ -60,7 +63,11 @@ IMPORTS = (
     "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "vllm.tool_parsers.hermes_tool_parser",
     # What each process of the tests imports.
+    "_hypothesis_pytestplugin",
+    "httpx",
     "hypothesis.internal.conjecture.providers",
+    "hypothesis.stateful",
+    "melld.cli.status_tables",
     "pytest_asyncio.plugin",
     "pytest_timeout",
     "xdist.remote",
@@ -259,6 +266,8 @@ def main(listener: socket.socket) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     option_kinds()
+    with warnings.catch_warnings(action="ignore"):  # it is slow, which is why it is done once
+        providers._get_local_constants()  # of melld's sources: each process of the tests would read them
     forget_exits()
     gc.collect()
     gc.freeze()
