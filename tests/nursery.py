@@ -24,11 +24,14 @@ import tempfile
 import threading
 import traceback
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
+
+from hypothesis.internal.conjecture import providers
 
 from melld.daemon.renewal import old
 from melld.engine.arguments import COMMON_ENVIRONMENT, CPU_ENVIRONMENT
@@ -36,7 +39,7 @@ from melld.engine.vllm_options import option_kinds
 from melld.engine.worker.forking import has_one_thread, preload
 from melld.engine.worker.start import die_with_parent
 from tests import daemon_faults, worker_faults
-from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
+from tests.forked import GENUINE_TEMPLATE, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
 
 IMPORTS = (
     "uvloop",
@@ -61,7 +64,11 @@ IMPORTS = (
     "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "vllm.tool_parsers.hermes_tool_parser",
     # What each process of the tests imports.
+    "_hypothesis_pytestplugin",
+    "httpx",
     "hypothesis.internal.conjecture.providers",
+    "hypothesis.stateful",
+    "melld.cli.status_tables",
     "pytest_asyncio.plugin",
     "pytest_timeout",
     "xdist.remote",
@@ -153,7 +160,8 @@ def become(program: Program, descriptors: list[int]) -> None:
         at_once = bool(program.environment.get("PYTHONUNBUFFERED"))
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr, write_through=at_once)
     if {"serve", "agent"} & set(program.words):
-        util.spawnv_passfds = fork_templates(TEMPLATES)
+        if GENUINE_TEMPLATE not in program.environment:
+            util.spawnv_passfds = fork_templates(TEMPLATES)
         sys.orig_argv = [sys.executable, *program.words]
         old.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedPython})  # type: ignore[attr-defined]
     if worker_faults.VARIABLE in program.environment:
@@ -259,6 +267,8 @@ def main(listener: socket.socket) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     option_kinds()
+    with warnings.catch_warnings(action="ignore"):  # it is slow, which is why it is done once
+        providers._get_local_constants()  # of melld's sources: each process of the tests would read them
     forget_exits()
     gc.collect()
     gc.freeze()

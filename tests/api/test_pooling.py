@@ -41,8 +41,8 @@ def daemon(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield process.wait_ready()
 
 
-MANY = 1000
-"""As many as LangChain sends in one call; in the queue of this daemon is room for 300."""
+MANY = 400
+"""In one call: more than vLLM's own limit, 256, and than fit in the queue of this daemon, 300."""
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def test_equal_texts_have_equal_embeddings_and_others_differ(client: openai.Open
     assert answer.usage.prompt_tokens > 0
 
 
-def test_a_thousand_texts_fit_in_one_call(daemon: DaemonProcess) -> None:
+def test_hundreds_of_texts_fit_in_one_call(daemon: DaemonProcess) -> None:
     """Vector stores send as many at once as OpenAI accepts; each text gets its own vector."""
     texts = [f"text {number}" for number in range(MANY)]
     tokens = [ask(daemon, "/tokenize", model="embedder", prompt=texts[0])["tokens"]] * 300
     vectors = embeddings(daemon, texts)
     assert len(vectors) == MANY
-    for number in (0, 500, 999):
+    for number in (0, MANY // 2, MANY - 1):
         assert np.allclose(vectors[number], embeddings(daemon, [texts[number]])[0], atol=1e-5)
     assert np.allclose(embeddings(daemon, tokens)[-1], vectors[0], atol=1e-5)
     assert len(ask(daemon, "/rerank", model="reranker", query="x", documents=texts)["results"]) == MANY
@@ -101,7 +101,7 @@ def test_a_thousand_texts_fit_in_one_call(daemon: DaemonProcess) -> None:
 def test_a_departed_client_s_texts_are_dropped(daemon: DaemonProcess) -> None:
     """Running ones are aborted, and the others never start."""
     with connect(daemon.url) as connection:
-        connection.sendall(post({"model": "embedder", "input": ["a text " * 100] * MANY}, "/v1/embeddings"))
+        connection.sendall(post({"model": "embedder", "input": ["a text " * 100] * 1000}, "/v1/embeddings"))
         until(lambda: bool(daemon.status()["requests"]))
     until(lambda: daemon.status()["requests"] == [] and metric(daemon, "melld_http_calls_in_flight") == 0)
     assert len(embeddings(daemon, ["x"])) == 1

@@ -16,14 +16,15 @@ from typing import Any, Self
 
 from melld.control.client import ControlClient
 from tests import worker_faults
-from tests.forked import ForkedPython, run_melld
+from tests.forked import GENUINE_TEMPLATE, ForkedPython, run_melld
 from tests.patience import PATIENCE_S
 
 HAND_OVER = """
-import os, sys
+import os, runpy, sys
 os.dup2(int(sys.argv[1]), 3)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="api")
-os.execv(sys.argv[2], sys.argv[2:])
+del sys.argv[:2]
+runpy.run_module("melld", run_name="__main__", alter_sys=True)
 """
 
 
@@ -42,9 +43,9 @@ class DaemonProcess:
     ) -> None:
         """`model`: None if a file among the arguments names the models.
 
-        `handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.  Such a daemon
-        and, for benchmarks, a `genuine` one make all of their imports themselves, as a user's does; others are forks of
-        a process that has made them.
+        `handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.  The workers'
+        template of such a daemon makes its imports itself, as a user's does; a `genuine` daemon makes all of them.
+        Others are forks of a process that has made them.
 
         `program`: what Python runs, for a daemon with a fault of its own.  `harmable`: its workers can be harmed.
         """
@@ -57,17 +58,19 @@ class DaemonProcess:
         command = [sys.executable, *program, "serve", "--port", "0"]
         command += [] if model is None else ["--model", str(model), "--name", "demo"]
         command += ["--runtime-directory", str(self.runtime_directory), *arguments]
+        told = {"PYTHONUNBUFFERED": "1"} | harm
         if handed is not None:
-            command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command]
+            command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command[2:]]
+            told[GENUINE_TEMPLATE] = "1"
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        start = subprocess.Popen if genuine or handed is not None else ForkedPython
+        start = subprocess.Popen if genuine else ForkedPython
         self.process = start(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | harm | (environment or {}),
+            env=os.environ | told | (environment or {}),
             pass_fds=() if handed is None else (handed.fileno(),),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,13 @@ def make_wide_encoder(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def beside(
-    demo_model: Path, directory: Path, options: str = "", make: Callable[[Path], None] = make_wide_model
-) -> Iterator[DaemonProcess]:
-    """A small model, and a wide one that dozes after a second without requests."""
-    make(directory / "wide")
+def beside(demo_model: Path, wide: Path, directory: Path, options: str = "") -> Iterator[DaemonProcess]:
+    """A small model, and a wide one that dozes after a second without requests; its configuration is written there."""
     config = directory / "melld.toml"
     config.write_text(f"""
         models = [
             {{path = "{demo_model}", name = "demo", pinned = true}},
-            {{path = "{directory}/wide", keep_alive_s = 1, vllm = {{{options}}}}},
+            {{path = "{wide}", keep_alive_s = 1, vllm = {{{options}}}}},
         ]
         [devices]
         cpu = {{count = 1, memory_bytes = "1GiB"}}
@@ -63,8 +60,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dozy(demo_model: Path, directory: Path) -> Iterator[DaemonProcess]:
-    with beside(demo_model, directory) as daemon:
+def wide(directory: Path) -> Path:
+    make_wide_model(directory / "wide")
+    return directory / "wide"
+
+
+@pytest.fixture(scope="module")
+def dozy(demo_model: Path, wide: Path, directory: Path) -> Iterator[DaemonProcess]:
+    with beside(demo_model, wide, directory) as daemon:
         yield daemon
 
 
@@ -117,10 +120,13 @@ def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
     assert tenant(dozy)["resident_bytes"] == there["resident_bytes"]
 
 
-@pytest.mark.parametrize("make", [make_wide_model, pytest.param(make_wide_encoder, marks=pytest.mark.long)])
-def test_a_model_that_embeds_dozes_too(demo_model: Path, tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("encodes", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_model_that_embeds_dozes_too(demo_model: Path, wide: Path, tmp_path: Path, encodes: bool) -> None:
     """It makes no tokens, so a vector proves that it is restored."""
-    with beside(demo_model, tmp_path, 'runner = "pooling"', make) as daemon:
+    if encodes:
+        wide = tmp_path / "wide"
+        make_wide_encoder(wide)
+    with beside(demo_model, wide, tmp_path, 'runner = "pooling"') as daemon:
         before, process = embedded(daemon), worker(daemon)
         until(daemon, "dozing")
         assert embedded(daemon) == before

@@ -1,4 +1,4 @@
-"""`melld serve` under a service manager, with all of its imports: its start, a reload, and what a kill leaves."""
+"""`melld serve` under a service manager: its start, a reload, and what a kill leaves."""
 
 import asyncio
 import hashlib
@@ -37,9 +37,14 @@ class Service(NamedTuple):
     temporary: Path
 
 
-@pytest.fixture(scope="module")
-def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service, which makes all of its imports itself, as a user's does, instead of a fork."""
+GENUINE = pytest.param(True, marks=pytest.mark.long, id="genuine")
+"""A daemon that makes all of its imports itself, as a user's does; another's workers' template makes its own."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(False, id="forked"), GENUINE])
+def service(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     configuration, keys, temporary = directory / "melld.toml", directory / "keys", directory / "tmp"
     configuration.write_text("[server]\ndrain_s = 1\n")
@@ -50,7 +55,7 @@ def service(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with socket.create_server(("127.0.0.1", 0)) as api, manager_at(directory / "notify") as manager:
         waiting = socket.create_connection(api.getsockname())
         told["NOTIFY_SOCKET"] = manager.getsockname()
-        with DaemonProcess(demo_model, *flags, environment=told, handed=api) as daemon:
+        with DaemonProcess(demo_model, *flags, environment=told, handed=api, genuine=request.param) as daemon:
             yield Service(daemon, manager, api, waiting, configuration, keys, temporary)
 
 
