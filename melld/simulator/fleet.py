@@ -88,25 +88,14 @@ class SimulatedFleet:
     # ---- requests
 
     def place(self, run: Run, worker: WorkerId, now_s: float) -> float:
-        """Queue the request behind the worker's prompts, then let it decode.  Returns when it may end.
-
-        Runs once per request, so it inlines `_settle` and `_prefill` for a new row.
-        """
-        running, counts, free_s, prefill_s = self.running, self._counts, self._prefill_free_s, self._prefill_s
+        """Queue the request behind the worker's prompts, then let it decode.  Returns when it may end."""
         index = run.worker = self.indexes[worker]
-        seconds, first_s = prefill_s(run.prompt), free_s[index]
-        if first_s < now_s:
-            first_s = now_s
+        if self._prefill_free_s[index] < now_s:
             self.turns.free(index)
-        first_s += seconds * running.stretch[index]
-        free_s[index] = run.first_token_s = first_s
-        if self._prompts is not None:
-            self._prompts.begun(index, first_s, run.prompt, seconds)
-        if counts[index]:
-            running.debt_s[index] += seconds
-        counts[index] += 1
-        run.row = running.add(run, index, first_s)
-        return first_s + (run.output - 1) / running.pace[index]
+        self._counts[index] += 1
+        run.first_token_s = self._prefill(index, run.prompt, now_s)
+        run.row = self.running.add(run, index, run.first_token_s)
+        return run.first_token_s + (run.output - 1) / self.running.pace[index]
 
     def overtake(self, run: Run, now_s: float) -> list[Run]:
         """Let the prompt of a request just placed take its turn; return those that end later for it."""

@@ -14,7 +14,6 @@ of the next epoch are set.  With `paper_slots`, overflow is checked after the sc
 time slots: an overflow that is cured within its slot does not count.
 """
 
-import gc
 import heapq
 import itertools
 import math
@@ -58,7 +57,6 @@ class Simulation:
         self._planning = self._moves.planning
         self.now_s = 0.0
         self._log, self._recorder = log, Recorder(scheduler)
-        self._plain = self._planning is None and log is None
         self._decide = scheduler.handle
         self._told = NO_EVENT
         self._tells_paces = settings.targets is not None
@@ -93,13 +91,7 @@ class Simulation:
         self._add_workers(self.fleet.missing_workers())
         if self.settings.machine_lost_at_s is not None:
             self.push(self.settings.machine_lost_at_s, self._lose_machine, None, 0)
-        collecting = gc.isenabled()
-        gc.disable()  # nothing here makes cycles, and each collection would scan every request
-        try:
-            self._run(self.workload.arrival_s)
-        finally:
-            if collecting:
-                gc.enable()
+        self._run(self.workload.arrival_s)
         self.measures.end(self.now_s)
         return self.measures
 
@@ -201,17 +193,11 @@ class Simulation:
 
     def handle(self, event: AnyEvent) -> None:
         """Let the scheduler decide on an event, and carry its decisions out."""
-        if self._plain:
-            decide, apply = self._decide, self._apply  # locals: attribute look-ups are slow here
-            for command in decide(event):
-                apply[type(command)](command)
-        else:
-            self._handle_watched(event)
+        self._handle(event)
         if self._unbounded and (missing := self.fleet.missing_workers()):
             self._add_workers(missing)
 
-    def _handle_watched(self, event: AnyEvent) -> None:
-        """Handle an event where a log is kept or moves are planned; only such events need a number."""
+    def _handle(self, event: AnyEvent) -> None:
         self._told = EventId(self._told + 1)
         event = msgspec.structs.replace(event, id=self._told)
         commands = self._decide(event)
@@ -280,9 +266,9 @@ class Simulation:
         settings = self.settings
         offered = settings.capacity_bytes, settings.slots
         for worker, machine in self.fleet.add_workers(count):
-            self._handle_watched(events.WorkerUp(self.now_s, worker, *offered, machine, settings.block_bytes))
+            self._handle(events.WorkerUp(self.now_s, worker, *offered, machine, settings.block_bytes))
             if settings.wake_s:
-                self._handle_watched(events.WorkerWakeTimeChanged(self.now_s, worker, settings.wake_s))
+                self._handle(events.WorkerWakeTimeChanged(self.now_s, worker, settings.wake_s))
 
     def expect_end(self, run: Run) -> None:
         """Let the run end in this epoch if it does: no later replan would notice it."""
