@@ -35,9 +35,6 @@ class ClusterConfig(Table, frozen=True, kw_only=True):
     """Port that agents connect to.  0: any free port."""
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """A machine silent for this long is considered lost."""
-    return_idle: bool = False
-    """Return the devices of stopped workers to Ray and reacquire them on start.  After five attempts without a free
-    device, only `melld resume` tries again."""
     kv: Literal["tokens", "nixl"] = "tokens"
     """How requests move between machines: by recomputing their tokens, or by copying KV where that measured faster."""
     kv_interface: Annotated[str | None, msgspec.Meta(examples=["eth1", "mlx5_0:1"])] = None

@@ -16,7 +16,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from melld.cluster.envelopes import Leave, ReturnSeat, SeatAnswer, Seated, Summons, TakeSeat, ToActor
+from melld.cluster.envelopes import Seated, Summons, ToActor
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 
 BEGIN = (
@@ -61,7 +61,7 @@ class AgentActor:
                 env=_own_environment(),
                 stdin=subprocess.DEVNULL,
             )
-        self._agent, self._kind, self._seats = ours, summons.device_kind, dict[int, Any]()
+        self._agent, self._kind = ours, summons.device_kind
         try:
             self._tell(summons)
             self._tell(Seated(self._first_seats(summons.devices)))
@@ -76,13 +76,7 @@ class AgentActor:
         decoder = FrameDecoder(ToActor)
         while data := self._agent.recv(1 << 16):
             for message, _ in decoder.feed(data):
-                match message:
-                    case ReturnSeat(number) if number in self._seats:
-                        ray.kill(self._seats.pop(number))
-                    case TakeSeat(number):
-                        self._tell(self._take(number))
-                    case Leave(reason):
-                        return reason
+                return str(message.reason)
         return "the agent was killed"
 
     def _first_seats(self, devices: int) -> tuple[str, ...]:
@@ -94,19 +88,8 @@ class AgentActor:
             ready, late = ray.wait(late, timeout=FIRST_SEAT_S)
         for one in late:
             ray.kill(asked[one])
-        self._seats = dict(enumerate(asked[one] for one in ready))
+        self._seats = [asked[one] for one in ready]  # else they would end
         return tuple(ray.get(ready))
-
-    def _take(self, number: int) -> SeatAnswer:
-        seat = self._new_seat()
-        try:
-            gpu = ray.get(seat.gpu.remote(), timeout=SEATS_S)
-        except ray.exceptions.RayError as error:
-            ray.kill(seat)
-            reason = f"none is free on {ray.util.get_node_ip_address()} ({type(error).__name__})"
-            return SeatAnswer(number, "", reason)
-        self._seats[number] = seat
-        return SeatAnswer(number, gpu)
 
     def _new_seat(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -1,6 +1,6 @@
 """The agent: melld's process on another machine, which starts workers there for the daemon and relays their wires.
 
-Owns the template process, the workers and the seats of its machine.  Reads nothing that a worker says, decides nothing,
+Owns the template process and the workers of its machine.  Reads nothing that a worker says, decides nothing,
 and keeps nothing: when its connection to the daemon or its parent is gone, its workers end and so does it.
 
     actor ──Summons, Seated──► agent ──TLS: Hello──► daemon
@@ -21,9 +21,8 @@ from setproctitle import setproctitle
 
 from melld.cluster import envelopes as say
 from melld.cluster.certificate import pinned_context
-from melld.cluster.facts import facts_of
+from melld.cluster.facts import devices_of, facts_of
 from melld.cluster.link import AGENT_PATIENCE, Link
-from melld.cluster.seats import Seats
 from melld.engine.host.local import LocalChild, LocalHost
 from melld.engine.host.standstill import Reach, Standstill
 from melld.engine.host.template import TemplateProcess
@@ -61,20 +60,18 @@ class Relay:
     """Relays one worker's messages to the daemon.  `number`: the daemon's number for it on this connection."""
 
     def __init__(self, number: int, spec: WorkerSpec, daemon: Link, ended: Callable[[int], None]) -> None:
-        self.spec = spec
-        self.devices = WorkerDevices(spec.worker, 0, ())
+        self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
         """Without a process until it is forked."""
         self.child: LocalChild | None = None
-        """None until it has its devices."""
+        self._spec = spec
         self._number = number
         self._daemon = daemon
         self._ended = ended
 
-    def start(self, template: TemplateProcess, spec: WorkerSpec) -> None:
-        """Start the worker, which has its devices."""
-        self.devices = WorkerDevices(spec.worker, 0, spec.own_devices)
+    def start(self, template: TemplateProcess) -> None:
+        """Start the worker."""
         try:
-            self.child = LocalHost(template).spawn(spec, self)
+            self.child = LocalHost(template).spawn(self._spec, self)
         except OSError as error:
             self.exited(f"cannot start a process: {error}", from_outside=True)
 
@@ -106,8 +103,6 @@ class Relay:
         """See `Child.kill`."""
         if self.child is not None:
             self.child.kill()
-        else:
-            self.exited("exited before it had a device", from_outside=True)
 
     def look(self, reach: Reach) -> None:
         """Check the worker's progress and report it."""
@@ -127,8 +122,6 @@ class Agent:
         self._left: asyncio.Future[str] = loop.create_future()
         self._relays: dict[int, Relay] = {}
         self._template: TemplateProcess | None = None
-        self._seats: Seats | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
 
     async def run(self) -> None:
         """Serve the daemon until it or the parent ends."""
@@ -154,9 +147,9 @@ class Agent:
         self._template = TemplateProcess(summons.device_kind)
         self._template.start()  # its imports take longer than the rest of this
         facts = await asyncio.to_thread(facts_of, summons.models)
-        seats = self._seats = Seats(summons.device_kind, (await self._seated).gpus, self._parent.send)
+        devices = devices_of(summons.device_kind, (await self._seated).gpus)
         daemon = self._daemon = await self._dial(summons)
-        daemon.send(say.Hello(token=summons.token, machine=summons.machine, facts=facts, devices=seats.devices))
+        daemon.send(say.Hello(token=summons.token, machine=summons.machine, facts=facts, devices=devices))
         readings = WorkerReadings(Nvml() if summons.device_kind == "cuda" else None)
         while True:
             await asyncio.sleep(READ_S)
@@ -205,27 +198,11 @@ class Agent:
     def _spawn(self, asked: say.Spawn) -> None:
         assert self._daemon is not None
         assert self._template is not None
-        assert self._seats is not None
         relay = self._relays[asked.number] = Relay(asked.number, asked.spec, self._daemon, self._gone)
-        if self._seats.use(asked.spec.seats):
-            relay.start(self._template, self._seats.fitted(asked.spec))
-        else:
-            self._waiting.add(waiting := asyncio.ensure_future(self._seat(asked, self._seats, self._template)))
-            waiting.add_done_callback(self._waiting.discard)
-
-    async def _seat(self, asked: say.Spawn, seats: Seats, template: TemplateProcess) -> None:
-        """Start the worker once it has its devices, unless it was killed meanwhile."""
-        why = await seats.take(asked.spec.seats)
-        if (relay := self._relays.get(asked.number)) is None:
-            return
-        if why:
-            relay.exited(f"it did not get a device: {why}", from_outside=True)
-        else:
-            relay.start(template, seats.fitted(asked.spec))
+        relay.start(self._template)
 
     def _gone(self, number: int) -> None:
-        if (relay := self._relays.pop(number, None)) is not None and self._seats is not None:
-            self._seats.leave(relay.spec.seats)
+        self._relays.pop(number, None)
 
     def _parent_said(self, message: Any, _payload: list[bytes]) -> None:
         match message:
@@ -233,5 +210,3 @@ class Agent:
                 self._summoned.set_result(message)
             case say.Seated() if not self._seated.done():
                 self._seated.set_result(message)
-            case say.SeatAnswer() if self._seats is not None:
-                self._seats.answered(message)

@@ -5,7 +5,7 @@ Owns the launcher, the gate, and which node has a machine.  The daemon listens, 
     cluster = Cluster(config.cluster, "cuda", [config.model], environment, listener)
     await cluster.check()      # its head has answered
     await cluster.start()      # `min_machines` have joined, each told by `listener.machine_joined`
-    machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`; `spec.seats`: see `seats`
+    machine.spawn(spec, ear)   # a `Host`: see `engine.host.ports`
     await cluster.stop()
 
 Everything happens on the event loop, which must be the main thread's.  A lost machine that comes back is a new one.

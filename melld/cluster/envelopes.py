@@ -76,8 +76,8 @@ class Hello(Envelope, frozen=True, tag=True, kw_only=True):
     token: str
     machine: str
     facts: Facts
-    devices: dict[int, Device]
-    """By seat; on a CPU without a `uuid`."""
+    devices: tuple[Device, ...]
+    """On a CPU without a `uuid`."""
 
 
 class Forked(OfWorker, frozen=True, tag=True):
@@ -153,29 +153,9 @@ class Summons(Envelope, frozen=True, tag=True, kw_only=True):
 
 
 class Seated(Envelope, frozen=True, tag=True):
-    """The seats that the agent has, from 0: what Ray calls the GPU of each; "" for CPU devices."""
+    """The seats that the agent has: what Ray calls the GPU of each; "" for CPU devices."""
 
     gpus: tuple[str, ...]
-
-
-class ReturnSeat(Envelope, frozen=True, tag=True):
-    """Return a device to Ray; no worker runs there."""
-
-    seat: int
-
-
-class TakeSeat(Envelope, frozen=True, tag=True):
-    """Request a device for this seat from Ray again; `SeatAnswer` answers once one is free."""
-
-    seat: int
-
-
-class SeatAnswer(Envelope, frozen=True, tag=True):
-    """The answer to `TakeSeat`: Ray's name of the GPU there now, which may be another one; or why there is none."""
-
-    seat: int
-    gpu: str
-    failure: str = ""
 
 
 # -- launcher and daemon -----------------------------------------------------------------------------------------------
@@ -227,8 +207,8 @@ class LauncherFailed(Envelope, frozen=True, tag=True):
 
 ToDaemon = Hello | Forked | Bytes | Printed | Exited | Readings | Seen | Beat | Leave
 ToAgent = Spawn | Kill | Look | Bytes | Beat | Leave
-FromActor = Summons | Seated | SeatAnswer
-ToActor = ReturnSeat | TakeSeat | Leave
+FromActor = Summons | Seated
+ToActor = Leave
 FromLauncher = HeadFound | Joined | Nodes | AgentEnded | LauncherFailed
 
 

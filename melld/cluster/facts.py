@@ -77,12 +77,12 @@ def same_everywhere(path: str) -> str:
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 
-def devices_by_seat(kind: str, gpus: Sequence[str]) -> dict[int, Device]:
+def devices_of(kind: str, gpus: Sequence[str]) -> tuple[Device, ...]:
     """Return the devices of an agent's seats; `gpus`: Ray's name of each, an index or a UUID, "" on a CPU."""
     if kind == "cpu":
-        return {seat: Device(index=seat, uuid="") for seat in range(len(gpus))}
+        return tuple(Device(index=index, uuid="") for index in range(len(gpus)))
     found = {name: one for one in Nvml().discover().devices for name in (str(one.index), one.uuid)}
-    return {seat: found[gpu] for seat, gpu in enumerate(gpus) if gpu in found}
+    return tuple(found[gpu] for gpu in gpus if gpu in found)
 
 
 def _versions() -> dict[str, str]:

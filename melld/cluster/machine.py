@@ -29,8 +29,7 @@ class Machine:
 
     def __init__(self, hello: say.Hello, link: Link, on_lost: Callable[["Machine", str], None]) -> None:
         self.name = hello.machine
-        self.devices = dict(hello.devices)
-        """By seat, as it joined."""
+        self.devices = hello.devices
         self.readings: dict[str, WorkerReading] = {}
         """The last, by worker."""
         self.why_lost: str | None = None

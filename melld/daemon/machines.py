@@ -79,8 +79,7 @@ class Machines:
     def _slots(self, machine: Machine, workers: list[WorkerId]) -> list[Slot]:
         """Return a slot for each group of the machine's devices; name those that are new in `workers`."""
         config, each = self._config, self._config.devices.group_size
-        facts = [machine.devices[index] for index in sorted(machine.devices)]
-        facts = facts[: len(facts) // each * each]
+        facts = machine.devices[: len(machine.devices) // each * each]
         if len(facts) < each:
             log.warning("machine %s has fewer devices than the %d a worker needs", machine.name, each)
             return []
@@ -92,7 +91,6 @@ class Machines:
         known = sum(map(len, self._workers.values()))
         workers += [WorkerId(f"w{known + new}") for new in range(len(slots) - len(workers))]
         number = list(self._workers).index(machine.name)
-        seats = sorted(machine.devices) if config.cluster.return_idle else []
         return [
             msgspec.structs.replace(
                 slot,
@@ -101,11 +99,10 @@ class Machines:
                 spec=msgspec.structs.replace(
                     slot.spec,
                     worker=worker,
-                    seats=tuple(seats[index * each : (index + 1) * each]),
                     kv_interface=config.cluster.kv_interface if config.cluster.kv == "nixl" else None,
                 ),
                 machine=machine.name,
                 machine_number=number,
             )
-            for index, (slot, worker) in enumerate(zip(slots, workers, strict=False))
+            for slot, worker in zip(slots, workers, strict=False)
         ]

@@ -44,7 +44,7 @@ def hello(at: Site, token: str, **versions: str) -> Hello:
         token=token,
         machine="m1",
         facts=Facts(facts.versions | versions, facts.model_digests),
-        devices={},
+        devices=(),
     )
 
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -125,18 +124,6 @@ async def test_a_machine_whose_agent_is_killed_comes_back(nodes: RayNodes, daemo
     await until_gone(agent)
     assert await heard.until(f"joined {OTHER}", since) == "1 device"
     assert made.machines[HEAD] is other
-
-
-async def test_a_device_returns_to_ray_and_comes_back(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
-    """The seat of a worker that has ended ends, and another takes it for the next one."""
-    heard, made = daemon
-    seat, spec = nodes.of_node(OTHER, "ray::Seat"), msgspec.structs.replace(SPEC, seats=(0,))
-    made.machines[OTHER].spawn(spec, Answer(heard, "first"))
-    await heard.until("first answers")
-    await until_gone(seat)
-    made.machines[OTHER].spawn(spec, Answer(heard, "second"))
-    await heard.until("second answers")
-    assert nodes.of_node(OTHER, "ray::Seat") != seat
 
 
 async def test_agents_that_end_together_are_reported_together(nodes: RayNodes) -> None:

@@ -223,7 +223,7 @@ def test_a_link_that_carries_no_kv_says_why() -> None:
 async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
     """A mistyped address must not look as if machines could not be drained."""
     watched = Watched()
-    hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices={})
+    hello = Hello(token="", machine="10.0.0.2", facts=Facts({}, {}), devices=())
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
     operations = operations_of([watched.model], watched.landlord, watched.machines, Hand())
@@ -235,7 +235,7 @@ async def test_an_unknown_worker_s_error_lists_machines_too() -> None:
 async def test_devices_that_the_daemon_shares_are_not_lent() -> None:
     """A borrower is told in one line who does hand them out."""
     watched, clustered = Watched(), Watched()
-    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={})
+    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices=())
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), clustered.machines.machine_lost)
     clustered.machines.machine_joined(machine)
     several = LandlordShell(Landlord(LandlordSettings()), watched.daemon.clock)
@@ -265,7 +265,7 @@ async def test_load_does_not_wait_for_a_lone_model_without_a_process() -> None:
 async def test_a_remote_worker_yields_to_other_users_of_its_gpu() -> None:
     """As a local one does: its requests leave before another program takes the memory that its steps need."""
     watched = Watched()
-    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices={})
+    hello = Hello(token="", machine="m1", facts=Facts({}, {}), devices=())
     machine = Machine(hello, Link(None, None, lambda *_: None, lambda _: None), watched.machines.machine_lost)
     watched.machines.machine_joined(machine)
     place = watched.places[0]

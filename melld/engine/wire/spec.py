@@ -57,8 +57,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`cuda` or `cpu`."""
     visible_devices: tuple[str, ...] = ()
     """CUDA: UUIDs, this worker's own first, then its peers', so that their memory can be mapped."""
-    seats: tuple[int, ...] = ()
-    """In a cluster: the seats of its devices, if these go back to Ray while it is stopped."""
     engine_arguments: dict[str, Any] = {}
     """vLLM's engine arguments by name (`vllm.engine.arg_utils.AsyncEngineArgs`)."""
     environment: dict[str, str] = {}
