@@ -30,7 +30,7 @@ class FilledScheduler:
     def __init__(self, policy: str, workers: int, fullness: float) -> None:
         self.random = random.Random(7)
         settings = SchedulerSettings(ClusterSettings(instant_moves=True, retire_after_s=1e9))
-        self.scheduler = Scheduler(IN_SLOTS[policy], settings)
+        self.scheduler = Scheduler(ALL_POLICIES[policy], settings)
         self.fullness, self.now_s, self.count = fullness, 0.0, 0
         self.sizes: dict[str, int] = {}
         self.names: list[str] = []
@@ -103,7 +103,7 @@ def main() -> None:
     """Print the table."""
     parser = parser_of(__doc__)
     parser.add_argument("--workers", default="10,100,1000,10000")
-    parser.add_argument("--policies", default=",".join(IN_SLOTS))
+    parser.add_argument("--policies", default=",".join(ALL_POLICIES))
     parser.add_argument("--operations", type=int, default=4000)
     given = parser.parse_args()
     rows = []
