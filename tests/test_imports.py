@@ -50,6 +50,7 @@ D  cluster.*
 D  engine.fleet.*
 D  engine.frontend.*
 V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.masks  engine.frontend.step_logger
+V  engine.frontend.many_tokens
 V  engine.frontend.fleet_client  engine.frontend.frontend
 V  engine.frontend.rehearsal
 D  driver.*

@@ -5,6 +5,7 @@ import logging
 from starlette.datastructures import State
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from melld.api.serving.answer_models import leave_unknown_fields
 from melld.api.serving.chats import Chats
 from melld.api.serving.completions import WithoutReasoning
 from melld.api.serving.lengths import tell_lengths
@@ -55,4 +56,5 @@ def fit_classes(serving: State) -> None:
     if renderer is not None and not getattr(serving.args, "trust_request_chat_template", False):
         renderer.__class__ = at_once(type(renderer))  # a client's template may loop forever
     tell_lengths()
+    leave_unknown_fields()
     serve_many_texts(serving)

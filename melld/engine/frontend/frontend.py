@@ -23,7 +23,7 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -38,6 +38,7 @@ from melld.engine.fleet.requests import Failures
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.many_tokens import decode_many
 from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
@@ -137,6 +138,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             undo.pop_all()
         if (state := self.output_processor.request_states.get(request.request_id)) is not None:
             gather(state)
+            if state.output_kind is RequestOutputKind.FINAL_ONLY:
+                decode_many(state.detokenizer)
 
     async def learn_token_texts(self) -> None:
         """Fill the table of the tokens' texts, which logprobs show, with the whole vocabulary."""
