@@ -239,7 +239,7 @@ short prompts | class | 0.27 | yes
 
 fields that a model does not know | replaced | 0.32 | yes
   why   answers are made of known fields, and the look for others takes longer than all the rest
-  ours  api.serving.answer_models: __pydantic_decorators__ _LOOK; api.parsing: __private_attributes__
+  ours  api.serving.fit: __pydantic_decorators__ __log_extra_fields__; api.parsing: __private_attributes__
   test  api/serving/test_answer_models.py::test_only_requests_are_looked_at
 
 calls of many texts | replaced | 0.32 | yes

@@ -50,13 +50,7 @@ def at_once(kind: type[BaseRenderer]) -> type[BaseRenderer]:
             is_usual = kind._tokenize_prompt is BaseRenderer._tokenize_prompt  # noqa: SLF001  not a model's own
             return core_of(self.tokenizer) if is_usual else None
 
-        def get_eos_token_id(self) -> int | None:
-            return self._eos_token_id
-
-        @functools.cached_property
-        def _eos_token_id(self) -> int | None:
-            token: int | None = super().get_eos_token_id()  # looked up in the vocabulary
-            return token
+        get_eos_token_id = functools.cache(BaseRenderer.get_eos_token_id)  # it is looked up in the vocabulary
 
     return AtOnce
 

@@ -6,7 +6,7 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 
-from melld.api.serving.answer_models import leave_unknown_fields
+from melld.api.serving.fit import leave_unknown_fields
 from melld.api.serving.requests import ChatCompletionRequest
 
 MESSAGE = {"role": "assistant", "content": "Hello", "kept": 1}
