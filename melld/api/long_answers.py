@@ -78,11 +78,13 @@ class LongAnswer:
         return b"".join([piece async for piece in self._written(answer, dump)])
 
     async def _written(self, model: BaseModel, dump: dict[str, Any]) -> AsyncIterator[bytes]:
-        await self._turns.mine()
         mark, left_out = secrets.token_hex(16), list[Any]()
         short = self._shortened(model, mark, left_out)
-        text = short.model_dump_json(warnings=not left_out, **dump)
-        texts = re.split(f'"{mark}([0-9]+)"', text) if left_out else [text]  # a pattern of its own is slow to compile
+        if not left_out:  # a short one, in the turn of the output that it is made of
+            yield short.model_dump_json(**dump).encode()
+            return
+        await self._turns.mine()
+        texts = re.split(f'"{mark}([0-9]+)"', short.model_dump_json(warnings=False, **dump))
         yield texts[0].encode()
         for index, text in zip(texts[1::2], texts[2::2], strict=True):
             value = left_out[int(index)]
@@ -138,8 +140,9 @@ class LongAnswer:
     def _shortened(self, model: BaseModel, mark: str, left_out: list[Any]) -> BaseModel:
         """Return the model with placeholders for long values, which go to `left_out`."""
         changed: dict[str, Any] = {}
-        for name in type(model).model_fields:
-            value = getattr(model, name)
+        for name, value in model.__dict__.items():
+            if not isinstance(value, BaseModel | list):
+                continue
             first = value[0] if isinstance(value, list) and value else value
             unmade = self._unmade.get(id(first))
             if unmade is None and self._weight(value) <= PIECE:
@@ -166,16 +169,11 @@ class LongAnswer:
         """Count the values inside, up to a little more than a piece."""
         if id(value) in self._unmade:
             return PIECE + 1
-        inner: Iterator[Any]
-        if isinstance(value, BaseModel):
-            inner = iter(value.__dict__.values())
-        elif isinstance(value, list):
-            inner = iter(value)
-        else:
+        if not isinstance(value, BaseModel | list):
             return 1 + (len(value) if isinstance(value, dict) else 0)
         weight = 1
-        for one in inner:
-            weight += self._weight(one)
+        for one in value if isinstance(value, list) else value.__dict__.values():
+            weight += 1 if one is None or isinstance(one, str | int | float) else self._weight(one)
             if weight > PIECE:
                 break
         return weight

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import chain, islice
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, WrapValidator, create_model
+from pydantic import BaseModel, PrivateAttr, TypeAdapter, WrapValidator, create_model
 from pydantic_core import PydanticCustomError, ValidationError
 from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
 
@@ -48,6 +48,10 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
         annotation: Any = model.model_fields[name].annotation
         fields[name] = (_by_item(annotation), model.model_fields[name])
     made: type[BaseModel] = create_model(model.__name__, __base__=model, **fields)
+    for name, attribute in made.__private_attributes__.items():
+        if attribute.default_factory is None:  # a constant of vLLM's, which pydantic would copy for each request
+            constant = functools.partial(getattr, attribute, "default")
+            made.__private_attributes__[name] = PrivateAttr(default_factory=constant)
 
     never_null = _never_null(model)
 

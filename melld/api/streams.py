@@ -99,13 +99,10 @@ async def until_head(work: asyncio.Task[Any], admitted: asyncio.Event) -> None:
     Raises:
         Any error of `work`: nothing has been sent yet.
     """
-    waiting = asyncio.ensure_future(admitted.wait())
-    try:
-        await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            await asyncio.wait({work}, timeout=HEAD_AFTER_S)
-    finally:
-        waiting.cancel()
+    work.add_done_callback(lambda _: admitted.set())  # also if it ends without
+    await admitted.wait()
+    if not work.done():
+        await asyncio.wait({work}, timeout=HEAD_AFTER_S)
     if work.done():
         work.result()
 

@@ -20,6 +20,7 @@ from melld.decisions.stories import Stories
 from melld.driver.driver import Driver
 from melld.driver.idle import IdleWorkers
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.life import WARM
 from melld.engine.fleet.owner import WorkerStartFailed
 from melld.engine.fleet.place import Place
 from melld.engine.frontend.judges import Judges
@@ -250,6 +251,9 @@ class ServedModel:
 
     def why_closed(self) -> str | None:
         """Say why requests may not even wait: no worker will be restarted; return None if they may."""
+        drains, places = self.parts.driver.drains.by_worker, self.parts.fleet.places.values()
+        if not self.failure and any(one.life.state in WARM and one.slot.worker not in drains for one in places):
+            return None  # the usual case first: each call asks
         is_lent, out = self.parts.driver.loans.status_of, (WorkerState.DRAINING, WorkerState.DRAINED)
         return self._why_not(
             lambda place, state: bool(is_lent(place.slot.worker)) or (state not in out and not place.life.given_up)

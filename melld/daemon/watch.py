@@ -7,7 +7,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -142,17 +142,21 @@ class Watch:
 
     def why_not_ready(self) -> str | None:
         """Say in a few words why no request would be served now; return None if one of the models is served."""
-        return self._why_not([model.why_not_ready() for model in self._models])
+        return self._why_not(model.why_not_ready() for model in self._models)
 
     def why_closed(self) -> str | None:
         """Say why requests may not even wait: no worker will be restarted; return None if they may."""
-        return self._why_not([model.why_closed() for model in self._models])
+        return self._why_not(model.why_closed() for model in self._models)
 
-    def _why_not(self, reasons: Sequence[str | None]) -> str | None:
+    def _why_not(self, reasons: Iterable[str | None]) -> str | None:
         if self._condition.state is not DaemonState.READY:
             return self._condition.state.value
-        found = [reason for reason in reasons if reason is not None]
-        return "; ".join(dict.fromkeys(found)) if len(found) == len(reasons) else None
+        found = dict[str, None]()
+        for reason in reasons:
+            if reason is None:  # mostly the first: each call asks
+                return None
+            found[reason] = None
+        return "; ".join(found)
 
     def beat(self) -> Beat:
         """Return the daemon's health."""

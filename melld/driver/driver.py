@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -126,22 +126,22 @@ class Driver:
     def _take(self, event: events.AnyEvent) -> None:
         """Handle one event to its end; a step that fails is logged and stops no other step."""
         if self.wanted.is_stale(event):
-            self._try(event, lambda: self.wanted.heard(event))
+            self._try(event, self.wanted.heard, event)
             return
         commands = self._decide(event)
         is_epoch = isinstance(event, events.EpochStarted)
-        self._try(event, lambda: self.wanted.heard(event))
-        self._try(event, lambda: self.queue.heard(event))
+        self._try(event, self.wanted.heard, event)
+        self._try(event, self.queue.heard, event)
         for command in commands:
-            if (error := self._try(command, partial(self._obey, command, is_epoch))) is not None:
-                self._try(command, partial(self._give_up, command, NotCarriedOut(error)))
+            if (error := self._try(command, self._obey, command, is_epoch)) is not None:
+                self._try(command, self._give_up, command, NotCarriedOut(error))
         if is_epoch:
             self._try(event, self.wanted.plan)
-        self._try(event, lambda: self.drains.heard(event))
+        self._try(event, self.drains.heard, event)
         moved = [command.request for command in commands if isinstance(command, events.MoveRequest)]
         ways = {one: str(via) for one in moved if (via := self.wanted.way_of(one)) is not None}  # else cancelled
         for tap in self._taps:
-            self._try(event, partial(tap, event, commands, ways))
+            self._try(event, tap, event, commands, ways)
 
     def _decide(self, event: events.AnyEvent) -> list[events.AnyCommand]:
         """Return the scheduler's commands; if it fails on a new request, end that request."""
@@ -150,13 +150,13 @@ class Driver:
         if error is None:
             return decided
         if isinstance(event, events.RequestArrived):
-            self._try(event, lambda: self._end(event.request, NotCarriedOut(error)))
+            self._try(event, self._end, event.request, NotCarriedOut(error))
         return self._scheduler.cluster.take_commands()  # decided before it failed, and already booked
 
-    def _try(self, what: msgspec.Struct, act: Callable[[], None]) -> Exception | None:
+    def _try(self, what: msgspec.Struct, act: Callable[..., None], *arguments: Any) -> Exception | None:
         """Do one step; log and return the exception if it fails."""
         try:
-            act()
+            act(*arguments)
         except Exception as error:  # the boundary of one step: the others go on, and no caller fails
             log.exception("failed: %s", what)
             return error

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 
 from melld.api.answers import Refusal
 from melld.api.parsing import MAX_ACTIONS, MAX_INNER_VALUES, NOT_LOOKED_AT, SMALL, patient
@@ -32,6 +32,8 @@ class Chat(BaseModel):
     messages: str | list[Text | Parts]
     stop_token_ids: list[int] = []
     count: int = 0
+    _CONSTANTS: dict[str, float] = {"temperature": 1.0}
+    _made: list[int] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
     def _count(self) -> "Chat":
@@ -60,6 +62,17 @@ def test_the_parsed_body_equals_the_model_s(messages: Any) -> None:
     body = {"messages": messages}
     wanted, made = attempt(Chat.model_validate, body), attempt(PARSE, body)
     assert made == wanted
+
+
+def test_a_model_s_constants_are_not_copied_for_each_request() -> None:
+    """vLLM keeps default sampling parameters in a private attribute, which pydantic copies deeply."""
+    one, other = (PARSE({"messages": ""}) for _ in range(2))
+    assert isinstance(one, Chat)
+    assert isinstance(other, Chat)
+    assert one._CONSTANTS == {"temperature": 1.0}
+    assert one._CONSTANTS is other._CONSTANTS
+    assert one._made == []
+    assert one._made is not other._made
 
 
 def test_nothing_is_read_after_the_first_bad_item() -> None:

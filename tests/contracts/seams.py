@@ -153,7 +153,8 @@ outputs on their way to text | replaced | 0.27 | the short way
         engine.frontend.outlet: _last_output_text_offset plain make_request_output output_text parse_delta text
         token_ids;
         engine.frontend.codec: engine_index finish_reason new_token_ids outputs stop_reason timestamp weight_version;
-        engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs
+        engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs;
+        engine.frontend.many_tokens: ManyTokens __class__
   test  api/test_plain_streams.py::test_a_stamped_stream_equals_vllm_s
 
 log-probabilities | replaced | 0.27 | yes
@@ -238,8 +239,14 @@ the context's length in errors | replaced | 0.27 | yes
 
 short prompts | class | 0.27 | yes
   why   they become tokens on the event loop: handing each to a thread takes longer than the work
-  ours  api.serving.short_prompts: AtOnce; api.serving.fit: __class__
+  ours  api.serving.short_prompts: AtOnce _build_tokens_prompt _tokenize_prompt _wants_offsets; api.serving.fit:
+        __class__
   test  api/test_openai_client.py::test_a_chat_counts_its_tokens
+
+fields that a model does not know | replaced | 0.32 | yes
+  why   answers are made of known fields, and the look for others takes longer than all the rest
+  ours  api.serving.fit: __pydantic_decorators__ __log_extra_fields__; api.parsing: __private_attributes__
+  test  api/serving/test_answer_models.py::test_only_requests_are_looked_at
 
 calls of many texts | replaced | 0.32 | yes
   why   a call of thousands takes turns with others

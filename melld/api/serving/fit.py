@@ -3,6 +3,7 @@
 import logging
 
 from starlette.datastructures import State
+from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from melld.api.serving.chats import Chats
@@ -55,4 +56,17 @@ def fit_classes(serving: State) -> None:
     if renderer is not None and not getattr(serving.args, "trust_request_chat_template", False):
         renderer.__class__ = at_once(type(renderer))  # a client's template may loop forever
     tell_lengths()
+    leave_unknown_fields()
     serve_many_texts(serving)
+
+
+def leave_unknown_fields() -> None:
+    """Make vLLM's models of answers look for no fields that they do not know, as those of requests do to log them.
+
+    In Python, for every model in every event, the look takes as long as all the rest.
+    """
+    look = OpenAIBaseModel.__log_extra_fields__.__name__
+    for model in OpenAIBaseModel.__subclasses__():  # the inner ones first: they become part of the outer ones
+        looks = model.__pydantic_decorators__.model_validators
+        if "Request" not in model.__name__ and looks.pop(look, None) is not None:
+            model.model_rebuild(force=True)

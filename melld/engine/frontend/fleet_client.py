@@ -64,7 +64,8 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
             TooManyPromptLogprobs, TooManyPromptLogprobsNow: see `Caller`.
         """
         called = caller()
-        await self._turns.mine()  # not admitted yet: a call cancelled here holds nothing
+        if called.admitted.is_set():  # its first request has the turn in which it was prepared
+            await self._turns.mine()  # not admitted yet: a call cancelled here holds nothing
         self._masks.add(request.request_id, request.sampling_params)
         called.take_prompt_logprobs(self._count_prompt_logprobs(request))
         request.priority = called.priority

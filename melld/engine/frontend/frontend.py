@@ -17,7 +17,7 @@ from vllm.config import VllmConfig
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 from vllm.v1.engine import EngineCoreRequest, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,6 +32,7 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.many_tokens import decode_many
 from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
@@ -142,6 +143,8 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             undo.pop_all()
         if (state := self.output_processor.request_states.get(request.request_id)) is not None:
             gather(state)
+            if state.output_kind is RequestOutputKind.FINAL_ONLY:
+                decode_many(state.detokenizer)
 
     async def learn_token_texts(self) -> None:
         """Fill the table of the tokens' texts, which logprobs show, with the whole vocabulary."""

@@ -1,12 +1,18 @@
 """Which prompts are tokenized on the event loop."""
 
 import asyncio
+import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from vllm.renderers.hf import HfRenderer
+from vllm.renderers.params import TokenizeParams
+from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
-from melld.api.serving.short_prompts import MESSAGES, SHORT, at_once
+from melld.api.serving.short_prompts import MESSAGES, SHORT, at_once, core_of
 
 
 class Renderer:
@@ -54,3 +60,44 @@ def test_only_quick_prompts_are_tokenized_on_the_loop(conversation: list[Any], g
 def test_only_short_text_completions_are_tokenized_on_the_loop(prompts: list[Any], way: str) -> None:
     """Embeddings have to be loaded, for one."""
     assert asyncio.run(at_once(Renderer)().render_cmpl_async(prompts)) == way
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_model: Path) -> Any:
+    """A tokenizer as vLLM's renderers have it."""
+    cached = get_cached_tokenizer(AutoTokenizer.from_pretrained(demo_model))
+    return maybe_make_thread_pool(cached)
+
+
+@pytest.mark.parametrize("text", ["", "Hello", "<|im_start|>user\nNaïve 🙂 \ud7ff<|im_end|>", "a b " * 30])
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize(("most", "kept"), [(1000, None), (1, None), (1000, 3), (20, -1)])
+def test_short_prompts_have_vllm_s_tokens(
+    tokenizer: Any, text: str, is_special: bool, most: int, kept: int | None
+) -> None:
+    """Whatever the request says about special tokens and truncation."""
+    params = TokenizeParams(most, add_special_tokens=is_special, truncate_prompt_tokens=None if most < 3 else kept)
+    made = []
+    kinds: list[Any] = [HfRenderer, at_once(HfRenderer)]
+    for kind in kinds:
+        renderer = kind.__new__(kind)
+        renderer.tokenizer = tokenizer
+        made.append((renderer._tokenize_prompt({"prompt": text}, params), renderer.get_eos_token_id()))
+    assert made[1] == made[0]
+
+
+def test_a_tokenizer_that_does_more_than_its_core_is_called_whole(demo_model: Path) -> None:
+    """A class of its own, or one that is to pad, may make other tokens."""
+
+    class Own(PreTrainedTokenizerFast):
+        def _encode_plus(self, *arguments: Any, **named: Any) -> Any:
+            return super()._encode_plus(*arguments, **named)
+
+    plain = AutoTokenizer.from_pretrained(demo_model)
+    padding = copy.deepcopy(plain)
+    padding.backend_tokenizer.enable_padding(length=8)
+    splitting = copy.deepcopy(plain)
+    splitting.split_special_tokens = True
+    own = Own.from_pretrained(demo_model)
+    tokenizers = plain, padding, splitting, own, maybe_make_thread_pool(own), None
+    assert [core_of(one) is not None for one in tokenizers] == [True, False, False, False, False, False]

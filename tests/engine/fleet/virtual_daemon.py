@@ -55,8 +55,8 @@ def where_told(story: Story) -> str:
 class LoudDriver(Driver):
     """A driver that raises what the daemon would log and survive."""
 
-    def _try(self, _what: msgspec.Struct, act: Callable[[], None]) -> None:
-        act()
+    def _try(self, _what: msgspec.Struct, act: Callable[..., None], *arguments: Any) -> None:
+        act(*arguments)
 
 
 class VirtualDaemon:

@@ -42,6 +42,23 @@ async def test_a_clock_that_is_set_back_reorders_nothing() -> None:
     assert before.arrival_time < after.arrival_time
 
 
+async def test_further_prompts_of_a_call_wait_for_their_turns() -> None:
+    """A call with many prompts would hold up all streams; the first was prepared in a turn."""
+    daemon, turns = OfflineDaemon(), Turns()
+    waited: list[int] = []
+
+    async def mine() -> None:
+        waited.append(len(daemon.fleet.live))
+
+    turns.mine = mine  # type: ignore[method-assign]
+    answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
+    client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)
+    with called_by(Caller("", LogprobAccount(), 0)):
+        for name in "abc":
+            await client.add_request_async(request_stamped(name, 1.0))
+    assert waited == [1, 2]
+
+
 async def test_many_queued_outputs_let_other_work_run() -> None:
     """While workers are faster than the daemon, it still answers `/health` and admits requests."""
     daemon, turns = OfflineDaemon(), Turns()

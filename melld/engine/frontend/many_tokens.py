@@ -1,0 +1,46 @@
+"""Decodes many tokens of an answer in one go; vLLM decodes each token on its own, so that it can be streamed."""
+
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+_BROKEN = "\ufffd"
+"""Stands for bytes that are no character, or not yet."""
+
+
+class ManyTokens(FastIncrementalDetokenizer):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
+    """vLLM's detokenizer for tokens that are bytes: between two characters, what comes next depends on nothing before.
+
+    Its text is that of vLLM, which holds back what may be part of a character.
+    """
+
+    _is_between = False
+    """Whether all tokens so far are in the text."""
+
+    def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
+        """See vLLM."""
+        if len(new_token_ids) > 1 and self._is_between and not stop_terminated and not self.stop:
+            text = self.tokenizer.decode(new_token_ids, self.skip_special_tokens)
+            if text and not text.endswith(_BROKEN):
+                self.token_ids.extend(new_token_ids)
+                self.output_text += text
+                return None
+        stop: str | None = super().update(new_token_ids, stop_terminated)
+        return stop
+
+    def decode_next(self, next_token_id: int) -> str:
+        """See vLLM."""
+        text: str = super().decode_next(next_token_id)
+        self._is_between = bool(text)
+        return text
+
+
+def decode_many(detokenizer: Any) -> None:
+    """Make a request's new detokenizer decode many tokens in one go, if its tokens are bytes."""
+    if type(detokenizer) is not FastIncrementalDetokenizer or not detokenizer.spaces_between_special_tokens:
+        return
+    tokenizer = detokenizer.tokenizer
+    if type(tokenizer) is Tokenizer and type(tokenizer.decoder) is ByteLevel:
+        detokenizer.__class__ = ManyTokens
