@@ -23,7 +23,7 @@ HERE = ("penalties",)
 """In the short form."""
 
 
-@pytest.fixture(scope="module", params=["granite4_h", pytest.param("qwen3_5", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["granite4_h_micro", pytest.param("qwen3_5", marks=pytest.mark.long)])
 def model(model_of: Callable[[str], Path], request: Any) -> Path:
     """Three layers of Mamba 2 and one of attention, or six of gated delta nets and two."""
     return model_of(request.param)
