@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "beside attention in each layer": ("falcon_h1", {}),
 }
 OFTEN, ALSO = "Mamba 2", "without a prefix cache"
-OF_BOTH = ("test_moved_requests_give_their_unmoved_answers", "test_a_request_can_move_at_any_token")
+OF_BOTH = ("test_moved_requests_give_their_unmoved_answers",)
 """In the short form, what is tried without a prefix cache too."""
 
 
