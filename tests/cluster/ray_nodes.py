@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 TOKEN = "0123456789abcdef" * 3
 MARK = "MELLD_TEST_RAY"
+ENGINE = ("torch", "vllm")
 RAY = Path(sys.executable).with_name("ray")
 
 
@@ -30,7 +31,8 @@ class Process(NamedTuple):
 class RayNodes:
     """A head, and nodes that join it; each has so many of `melld_device`.  All its processes end with it."""
 
-    def __init__(self, auth_mode: str = "token") -> None:
+    def __init__(self, auth_mode: str = "token", *, with_engine: bool = True) -> None:
+        """`with_engine`: without it neither PyTorch nor vLLM can be imported there, which takes a template seconds."""
         self._directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         with socket.socket() as taken:
             taken.bind((HEAD, 0))
@@ -43,6 +45,16 @@ class RayNodes:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
         }
+        if not with_engine:
+            self._hide(*ENGINE)
+
+    def _hide(self, *packages: str) -> None:
+        hiding = Path(self._directory) / "hiding"
+        hiding.mkdir()
+        for package in packages:
+            (hiding / f"{package}.py").write_text("raise ModuleNotFoundError(f'{__name__} is hidden')\n")
+        paths = (str(hiding), os.environ.get("PYTHONPATH"))
+        self.environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from melld.cluster.machine import Machine
 from melld.config import ClusterConfig
 from melld.engine.wire.spec import WorkerSpec
 from melld.errors import MelldError
+from tests.cluster.conftest import two_nodes
 from tests.cluster.plain_agent import News, until_gone
 from tests.cluster.ray_nodes import HEAD, OTHER, RayNodes, environment_of
 from tests.patience import PATIENCE_S
@@ -64,6 +65,13 @@ class Answer:
 
     def exited(self, reason: str, from_outside: bool) -> None:
         self._heard.tell(f"{self._name} answers", reason)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """Nodes whose workers only ever say that they cannot serve."""
+    with two_nodes(with_engine=False) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -47,7 +47,7 @@ def _reached_by(path: Path) -> Iterator[str]:
     tree = _tree(path)
     theirs = _names_of(tree)
     own = {name for found in [path, *_imported(tree)] for name in _own_attributes(found)}
-    for node in ast.walk(tree):
+    for node in _nodes_of(tree):
         if isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for one in (part for target in targets for part in getattr(target, "elts", [target])):
@@ -86,10 +86,15 @@ def _tree(path: Path) -> ast.Module:
 
 
 @cache
+def _nodes_of(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+@cache
 def _names_of(tree: ast.Module) -> frozenset[str]:
     """Return what the module has from the packages, by the names that it uses."""
     found = set()
-    for node in ast.walk(tree):
+    for node in _nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and _package(node.module) in THEIRS:
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -99,7 +104,7 @@ def _names_of(tree: ast.Module) -> frozenset[str]:
 
 def _imported(tree: ast.Module) -> Iterator[Path]:
     """The modules of melld that this one imports."""
-    for node in ast.walk(tree):
+    for node in _nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and _package(node.module) == "melld":
             whole = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             files = (MELLD.parent / (name.replace(".", "/") + ".py") for name in whole if name)
@@ -110,7 +115,7 @@ def _imported(tree: ast.Module) -> Iterator[Path]:
 def _own_attributes(path: Path) -> frozenset[str]:
     """The attributes of the module's own classes that may be assigned."""
     found = set()
-    for kind in (node for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)):
+    for kind in (node for node in _nodes_of(_tree(path)) if isinstance(node, ast.ClassDef)):
         if not any(keyword.arg == "frozen" for keyword in kind.keywords):
             found |= {one.target.id for one in kind.body if isinstance(one, ast.AnnAssign)}  # type: ignore[union-attr]
         for node in ast.walk(kind):

@@ -4,6 +4,8 @@ import ast
 import functools
 import importlib.util
 import re
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +72,16 @@ def tree_of(text: str) -> ast.Module:
 def definitions_in(node: ast.AST) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     """Return definitions by name; of several the outermost, and of those the first."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {one.name: one for one in reversed(list(ast.walk(node))) if isinstance(one, kinds)}
+    return {one.name: one for one in reversed(list(_statements_in(node))) if isinstance(one, kinds)}
+
+
+def _statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk as `ast.walk` does, but not into expressions, which are most of a file and define nothing."""
+    found = deque([node])
+    while found:
+        yield (one := found.popleft())
+        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+            found.extend(getattr(one, block, ()))
 
 
 @functools.cache
@@ -80,4 +91,17 @@ def part_of(text: str, where: str) -> str:
     for name in where.split("."):
         assert name in definitions_in(node), f"there is no {where}"
         node = definitions_in(node)[name]
-    return ast.get_source_segment(text, node) or ""
+    return _segment(_lines_of(text), node)
+
+
+@functools.cache
+def _lines_of(text: str) -> list[str]:
+    return text.split("\n")
+
+
+def _segment(lines: list[str], node: ast.AST) -> str:
+    """Return what `ast.get_source_segment` does, which splits the text into its lines anew each time, by character."""
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    assert node.end_lineno is not None
+    *whole, last = (line.encode() for line in lines[node.lineno - 1 : node.end_lineno])
+    return b"\n".join([*whole, last[: node.end_col_offset]])[node.col_offset :].decode()

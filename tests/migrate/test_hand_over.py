@@ -139,7 +139,7 @@ def test_a_worker_lost_during_a_hand_over_costs_no_token(bench: Bench, loss: Los
     assert suffer(bench, loss) == []
 
 
-@pytest.mark.parametrize("role", ["source", "destination"])
+@pytest.mark.parametrize("role", [pytest.param("source", marks=pytest.mark.long), "destination"])
 def test_a_worker_killed_while_a_prompt_is_followed_costs_no_token(bench: Bench, role: str) -> None:
     """In that very state: the source computes on, or the prompt is recomputed where the destination was."""
     unmoved = bench.unmoved("long prompt")

@@ -11,7 +11,6 @@ import pytest
 
 from melld.cli import main
 from melld.control.client import ControlRefused
-from tests.effort import is_long
 from tests.migrate.live import CASES, GREEDY, SEEDED, THOUGHT, Bench, Stream
 
 
@@ -21,8 +20,8 @@ def _left_as_it_was(bench: Bench) -> Iterator[None]:
     bench.operator.wait_idle()
 
 
-HERE = (("greedy", "kv"), ("json_schema", "tokens"), ("n", "kv"), ("stop", "tokens"))
-"""In the short form; `tests/engine/test_residency.py` moves all that a single worker knows of, both ways."""
+HERE = (("json_schema", "tokens"), ("n", "kv"))
+"""In the short form; `tests/engine/worker/residency` moves all that a single worker knows of, both ways."""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_moved_answer_is_unchanged(bench: Bench, name: str, via: str) -> None:
     assert stream.result() == unmoved
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
 def test_a_half_prefilled_prompt_moves(bench: Bench, via: str) -> None:
     """A long prompt need not be fully computed for its request to move."""
     body = {"prompt": list(range(5, 245)) * 8, "max_tokens": 100, "temperature": 0}
@@ -75,11 +74,12 @@ def test_a_thinking_budget_survives_a_move(bench: Bench) -> None:
     assert THOUGHT[1] in stream.answer.choices[0].text
 
 
+@pytest.mark.long
 def test_a_move_at_any_token_is_invisible(bench: Bench) -> None:
     """No position in an answer is a bad moment."""
     body = {**SEEDED, "max_tokens": 30}
     unmoved = Stream(bench.daemon, body).result()
-    for position in range(1, 24) if is_long() else (1, 2, 8, 15, 16, 23):
+    for position in range(1, 24):
         with bench.slowed():
             stream = Stream(bench.daemon, body)
             stream.wait_chunks(position)
@@ -87,6 +87,7 @@ def test_a_move_at_any_token_is_invisible(bench: Bench) -> None:
         assert stream.result() == unmoved
 
 
+@pytest.mark.long
 def test_eight_requests_move_at_once(bench: Bench) -> None:
     """A worker is emptied while all its clients read on."""
     bodies = [{**SEEDED, "seed": seed, "max_tokens": 80} for seed in range(8)]
@@ -103,6 +104,7 @@ def test_eight_requests_move_at_once(bench: Bench) -> None:
     assert [stream.result() for stream in streams] == unmoved
 
 
+@pytest.mark.long
 def test_a_long_prompt_enters_a_busy_worker_slice_by_slice(bench: Bench) -> None:
     """Decoding requests there go on between the slices, and the moved answer is unchanged."""
     body = {"prompt": list(range(5, 245)) * 13, "max_tokens": 600, "temperature": 0, "ignore_eos": True}

@@ -20,10 +20,10 @@ SPLIT += ("--set", "targets.itl_ms=1000")  # slowed, one worker is to have room 
 ROUNDING = 1e-4
 """Log-probabilities of what is computed again: a prompt's states are other sums than those of single tokens."""
 HERE = ("penalties",)
-"""In the short form."""
+"""In the short form; what is long here, `tests/engine/worker/residency/test_states.py` does on two workers alone."""
 
 
-@pytest.fixture(scope="module", params=["granite4_h", pytest.param("qwen3_5", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["granite4_h_micro", pytest.param("qwen3_5", marks=pytest.mark.long)])
 def model(model_of: Callable[[str], Path], request: Any) -> Path:
     """Three layers of Mamba 2 and one of attention, or six of gated delta nets and two."""
     return model_of(request.param)
@@ -65,7 +65,7 @@ def check(stream: Stream, unmoved: Any) -> None:
         assert alike(vars(choice), vars(unmoved.choices[index]), ROUNDING)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", [name if name in HERE else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
@@ -90,6 +90,7 @@ def test_a_hand_over_after_the_first_token_leaves_the_answer_unchanged(bench: Be
     check(stream, unmoved)
 
 
+@pytest.mark.long
 def test_many_moves_at_once_leave_every_answer_unchanged(bench: Bench) -> None:
     """A worker is emptied: all go, each with its own state, and come back."""
     names = ["greedy", "seeded", "penalties", "n", "min_tokens"]
@@ -105,6 +106,7 @@ def test_many_moves_at_once_leave_every_answer_unchanged(bench: Bench) -> None:
         check(stream, bench.unmoved(name))
 
 
+@pytest.mark.long
 def test_cached_prefixes_are_found_with_their_states(bench: Bench) -> None:
     """A continued chat answers as without a cache."""
     prompt = [5 + 7 * number % 2000 for number in range(700)]
@@ -115,6 +117,7 @@ def test_cached_prefixes_are_found_with_their_states(bench: Bench) -> None:
         assert found.choices[0].text == alone.choices[0].text
 
 
+@pytest.mark.long
 def test_a_killed_worker_s_requests_continue(bench: Bench) -> None:
     """With the worker its states are gone: they are recomputed elsewhere."""
     names = ["long", "seeded"]

@@ -21,8 +21,8 @@ BODIES = {
     "prompt_logprobs": {**PROMPT, "prompt_logprobs": 2, "stream": False},
     "echoed logprobs": {**PROMPT, "echo": True, "logprobs": 2, "stream": False},
 }
-HERE = ("penalties", "n")
-"""In the short form."""
+HERE = ("n",)
+"""In the short form; `tests/engine/worker/residency` resumes each of the others from its tokens, too."""
 URGENT = GREEDY | {"priority": -1, "max_tokens": 20}
 KILLED = ("suspending", "aborted", "waiting", "resumed", "step")
 """When the worker dies: before it hears of the suspension; before it says that it has; while the low one waits; as it

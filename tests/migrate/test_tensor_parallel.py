@@ -15,7 +15,10 @@ from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import is_gone
 from tests.worker_faults import slowed
 
-SHORT = {"max_tokens": 64}
+SHORT = {"max_tokens": 40}
+"""Where ranks outnumber cores, each waits for the others on a core of its own: a step takes ten milliseconds."""
+STEP_S = 0.15
+"""By how much a request makes a step longer while something is done to it: so many tokens last for that."""
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY | {"max_tokens": 160}}
 SILENCE_S = 3.0
@@ -47,7 +50,7 @@ class Group:
 
     def slowed(self) -> contextlib.AbstractContextManager[None]:
         """Within it, nothing completes before it is looked at."""
-        return slowed(self.daemon.faults)
+        return slowed(self.daemon.faults, STEP_S)
 
     def begun(self, case: str) -> Stream:
         """Return a stream whose first tokens have come."""
@@ -117,8 +120,7 @@ def test_idle_ranks_yield_their_cores(group: Group) -> None:
     ranks = [rank for worker in ("w0", "w1") for rank in group.ranks(worker)]
     group.begun("greedy").result()
     began_s, before_s = time.monotonic(), [computed_s(rank) for rank in ranks]
-    while time.monotonic() < began_s + 0.5:
-        group.operator.status()
+    group.operator.wait(lambda _: time.monotonic() >= began_s + 0.5)
     lasted_s = time.monotonic() - began_s
     assert max(computed_s(rank) - was_s for rank, was_s in zip(ranks, before_s, strict=True)) < 0.25 * lasted_s
 
@@ -159,8 +161,8 @@ def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[st
 def test_a_rank_s_death_is_its_worker_s_and_its_requests_go_on(group: Group, told: dict[str, str]) -> None:
     """vLLM by itself would notice after seconds, and its clients would lose their answers."""
     with group.slowed():
-        streams = {case: group.begun(case) for case in ("seeded", "long")}
-        worker = group.worker_of(streams["long"])
+        streams = {case: group.begun(case) for case in CASES}
+        worker = group.worker_of(streams["greedy"])
         pid = group.pid(worker)
         victim, sibling = group.ranks(worker)
         os.kill(victim, signal.SIGKILL)
@@ -176,8 +178,8 @@ def test_a_rank_s_death_is_its_worker_s_and_its_requests_go_on(group: Group, tol
 def test_a_stopped_rank_costs_its_worker_and_no_token(group: Group, told: dict[str, str]) -> None:
     """Its worker answers pings during a step that may take minutes, so the rank itself is watched."""
     with group.slowed():
-        streams = {case: group.begun(case) for case in ("seeded", "long")}
-        worker = group.worker_of(streams["long"])
+        streams = {case: group.begun(case) for case in CASES}
+        worker = group.worker_of(streams["greedy"])
         pid = group.pid(worker)
         os.kill(group.ranks(worker)[1], signal.SIGSTOP)
     group.operator.wait_gone(worker, pid)

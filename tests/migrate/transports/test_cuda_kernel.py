@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_python
+
 TRITON = Path(sys.prefix) / "triton"
 
 
 pytestmark = pytest.mark.skipif(
     not TRITON.is_dir(), reason="no Triton beside the packages (make setup puts it there for tests)"
 )
+FIND = f"import sys; sys.path.insert(0, {str(TRITON)!r})\n"
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -23,16 +26,17 @@ for wide in (True, False):
     source = ASTSource(_copy_chunks, types | dict.fromkeys(fixed, "constexpr"), fixed)
     print(compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"].count("st.global"))
 """
+INTERPRET = "from tests.migrate.transports.interpreted_kernel import main; main()"
 
 
-def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": f"{TRITON}{os.pathsep}{Path.cwd()}"} | more
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
+def run(code: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run it where Triton can be found: in a fork that has PyTorch imported, but no Triton yet."""
+    return run_python("-c", FIND + code, env=os.environ | more)
 
 
 def test_the_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter accepts what the compiler does not."""
-    done = run("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+    done = run(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.split()) == 2
     assert "0" not in done.stdout.split(), "it stores nothing"
@@ -40,6 +44,6 @@ def test_the_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
 
 def test_the_kernel_matches_plain_indexing() -> None:
     """In every layout and for every number of blocks: exactly the named blocks' bytes arrive."""
-    done = run("-m", "tests.migrate.transports.interpreted_kernel", TRITON_INTERPRET="1")
+    done = run(INTERPRET, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     assert len(done.stdout.splitlines()) == 32
