@@ -82,7 +82,7 @@ def inject(directory: Path) -> None:
     from melld.engine.fleet.hung import HungWorkers
     from melld.engine.fleet.reports import Reports
     from melld.engine.frontend.prompt_logprobs import PromptLogprobs
-    from melld.engine.frontend.token_texts import TokenTexts
+    from melld.engine.frontend.tokens.texts import TokenTexts
     from melld.errors import MelldError
     from melld.ids import RequestId
 

@@ -49,9 +49,9 @@ R  cluster.head  cluster.actor  cluster.launcher
 D  cluster.*
 D  engine.fleet.*
 D  engine.frontend.*
-V  engine.frontend.token_texts  engine.frontend.prompt_logprobs  engine.frontend.masks  engine.frontend.step_logger
+V  engine.frontend.tokens.*
+V  engine.frontend.prompt_logprobs  engine.frontend.masks  engine.frontend.step_logger
 V  engine.frontend.vllm_metrics
-V  engine.frontend.many_tokens
 V  engine.frontend.fleet_client  engine.frontend.frontend
 V  engine.frontend.prepared  engine.frontend.rehearsal
 D  driver.*

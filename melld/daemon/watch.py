@@ -88,7 +88,10 @@ class Watch:
 
     async def look(self) -> None:
         """Read them now."""
-        self._forget_removed()
+        self._reader.forget_all_but(known := {place.slot.worker for _, place in self._places()})
+        for of_removed in (self._capacities, self._tokens):
+            for worker in of_removed.keys() - known:
+                del of_removed[worker]
         self._readings = await self._reader.read(list(self._local())) | self._machines.readings()
         self._follow_capacities()
         for model, place in self._places():
@@ -100,13 +103,6 @@ class Watch:
             if seen and facts.tokens < seen[-1][1]:
                 seen.clear()  # a new process, which counts from 0
             seen.append((now_s, facts.tokens))
-
-    def _forget_removed(self) -> None:
-        known = {place.slot.worker for _, place in self._places()}
-        self._reader.forget_all_but(known)
-        for of_removed in (self._capacities, self._tokens):
-            for worker in of_removed.keys() - known:
-                del of_removed[worker]
 
     def _places(self) -> Iterator[tuple[ServedModel, Place]]:
         for model in self._models:

@@ -154,7 +154,7 @@ outputs on their way to text | replaced | 0.27 | the short way
         token_ids;
         engine.frontend.codec: engine_index finish_reason new_token_ids outputs stop_reason timestamp weight_version;
         engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs;
-        engine.frontend.many_tokens: ManyTokens __class__
+        engine.frontend.tokens.many: ManyTokens __class__
   test  api/test_plain_streams.py::test_a_stamped_stream_equals_vllm_s
 
 log-probabilities | replaced | 0.27 | yes
@@ -165,8 +165,9 @@ log-probabilities | replaced | 0.27 | yes
 
 copies of tokenizers | replaced | 0.31 | yes
   why   complete copies hold the interpreter for a second with a large vocabulary; caches keep what a model has left
-  ours  engine.frontend.tokenizer_copies: __copy__ __deepcopy__ _supports_kw _tokenizer get_cached_tokenizer
-  test  engine/frontend/test_tokenizer_copies.py::test_copies_hold_one_table
+  ours  engine.frontend.tokens.copies: __copy__ __deepcopy__ __dict__ _supports_kw _tokenizer decoder
+        encode_special_tokens get_cached_tokenizer normalizer post_processor pre_tokenizer
+  test  engine/frontend/tokens/test_copies.py::test_copies_hold_one_table
 
 validation of constraints | replaced | 0.27 | validation off the loop
   why   a judge compiles them, never the event loop

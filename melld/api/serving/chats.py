@@ -9,7 +9,7 @@ from melld.api.serving.requests import ChatCompletionRequest
 from melld.api.serving.streaming import Streaming
 from melld.api.serving.telling import tell_twice
 from melld.api.serving.thinking import taken_effort
-from melld.engine.frontend.token_texts import true_bytes
+from melld.engine.frontend.tokens.texts import true_bytes
 
 
 class Chats(Streaming, OpenAIServingChat):  # type: ignore[misc]  # vLLM is not checked: its classes are Any

@@ -6,7 +6,7 @@ Pure.  A token may be part of a character, and special tokens may be left out of
 import codecs
 from collections.abc import Sequence
 
-from melld.engine.frontend.token_texts import bytes_of
+from melld.engine.frontend.tokens.texts import bytes_of
 
 
 class Places:

@@ -21,7 +21,7 @@ from melld.api.serving.input_items import close, is_kept_by_client, readable
 from melld.api.serving.requests import ResponsesRequest
 from melld.api.serving.streaming import Streaming
 from melld.api.serving.thinking import taken_effort
-from melld.engine.frontend.token_texts import true_bytes
+from melld.engine.frontend.tokens.texts import true_bytes
 
 
 class _Incomplete(ResponseIncompleteEvent):

@@ -32,13 +32,13 @@ from melld.engine.fleet.fleet import Fleet
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient
 from melld.engine.frontend.judges import Judges
-from melld.engine.frontend.many_tokens import decode_many
 from melld.engine.frontend.masks import Masks
 from melld.engine.frontend.plain_outputs import before_vllm, gather
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.step_logger import StepLogger, step_taker
-from melld.engine.frontend.token_texts import TokenTexts
-from melld.engine.frontend.tokenizer_copies import forget_tokenizers
+from melld.engine.frontend.tokens.copies import forget_tokenizers
+from melld.engine.frontend.tokens.many import decode_many
+from melld.engine.frontend.tokens.texts import TokenTexts
 from melld.engine.frontend.turns import Turns
 from melld.errors import MelldError
 

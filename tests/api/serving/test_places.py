@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from melld.api.serving.places import Places
-from melld.engine.frontend.token_texts import bytes_of, true_bytes
+from melld.engine.frontend.tokens.texts import bytes_of, true_bytes
 
 TEXTS = st.text(st.sampled_from("ab \n\u00e9\u2014\u65e5\U0001f642"), max_size=12)
 SPECIAL = 0

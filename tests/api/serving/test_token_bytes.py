@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from melld.engine.frontend.token_texts import bytes_of
+from melld.engine.frontend.tokens.texts import bytes_of
 from tests.api.http_client import CHAT, COMPLETIONS, chat, completion, request
 from tests.serve.daemon_process import DaemonProcess
 

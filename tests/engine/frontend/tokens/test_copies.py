@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vllm.tokenizers import maybe_make_thread_pool
 
-from melld.engine.frontend.tokenizer_copies import twin, with_cheap_copies
+from melld.engine.frontend.tokens.copies import twin, with_cheap_copies
 
 ADDED = [AddedToken("<|tool|>", special=True), AddedToken("<think>", special=False, rstrip=True), AddedToken("Hé")]
 TEXTS = st.lists(st.sampled_from(["<|tool|>", "<think>", "Hé", "hé ", "\n"]) | st.text(max_size=8)).map("".join)

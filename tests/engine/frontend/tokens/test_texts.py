@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers
 
-from melld.engine.frontend.token_texts import TokenTexts, bytes_of
+from melld.engine.frontend.tokens.texts import TokenTexts, bytes_of
 
 
 class Decoder:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
-from melld.engine.frontend.many_tokens import ManyTokens, decode_many
+from melld.engine.frontend.tokens.many import ManyTokens, decode_many
 
 WORDS = "Grüße, 世界 🙂 \ufffd plain words 🏳️‍🌈"
 
