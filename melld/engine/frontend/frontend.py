@@ -7,6 +7,7 @@ and never opens a CUDA context: only workers touch a device.
 import asyncio
 import contextlib
 import copy
+import functools
 import gc
 import json
 import warnings
@@ -39,7 +40,7 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient, client_made_by
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
-from melld.engine.frontend.plain_outputs import before_vllm, gather
+from melld.engine.frontend.plain_outputs import before_vllm, gather, take_plain
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.step_logger import StepLogger, step_taker
 from melld.engine.frontend.token_texts import TokenTexts
@@ -81,6 +82,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         self.output_processor.request_states = states
         self.output_processor.process_outputs = before_vllm(states, self.output_processor.process_outputs)
         self.engine_core.take_step = step_taker(states, self.logger_manager.stat_loggers)
+        self.engine_core.take_plain = functools.partial(take_plain, states)
         self.judges = judges
         self._turns = turns
         self._failures = failures
