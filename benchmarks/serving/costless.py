@@ -20,6 +20,7 @@ from melld.engine.host import template
 from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import READ_BYTES, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
+from melld.ids import RequestId
 from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Phase, RequestFacts, Via
@@ -166,15 +167,18 @@ class Costless:
     def _step(self) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-        outputs, changed, leases = [], {}, {}
+        tokens, outputs, changed, leases = {}, [], {}, {}
         for name, one in list(self._running.items()):
             token = TOKENS[one.made % len(TOKENS)]
             one.made += 1
-            end = FinishReason.LENGTH if one.made >= one.most else None
-            outputs.append(EngineCoreOutput(request_id=name, new_token_ids=[token], finish_reason=end))
+            is_end = one.made >= one.most
+            if is_end:
+                outputs.append(EngineCoreOutput(name, [token], finish_reason=FinishReason.LENGTH))
+            else:
+                tokens[RequestId(name)] = [token]
             if one.lease:
                 leases[name] = one.lease
-            if end is not None:
+            if is_end:
                 del self._running[name]
                 self._gone.append(name)
             elif (blocks := -(-(one.prompt_tokens + one.made) // BLOCK_TOKENS)) != one.blocks:
@@ -184,7 +188,16 @@ class Costless:
         self._reports += 1
         report = wire.BlockReport(used, BLOCKS, 0, changed)
         gone, self._gone = self._gone, []
-        done = wire.StepDone(self._reports, STEP_S, report, leases, gone, decodes=len(outputs))
+        done = wire.StepDone(
+            self._reports,
+            STEP_S,
+            report,
+            leases,
+            gone,
+            decodes=len(tokens) + len(outputs),
+            timestamp_s=time.monotonic(),
+            tokens=tokens,
+        )
         self._say(done, self._encode(EngineCoreOutputs(outputs=outputs)) if outputs else ())
 
     def _say(self, message: msgspec.Struct, payload: Any = ()) -> None:

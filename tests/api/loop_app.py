@@ -16,14 +16,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from melld.api.app import prepare_serving, start_api
 from melld.config import Config, DevicesConfig, ModelConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.step_outputs import StepOutputs
+from melld.engine.fleet.step_outputs import Step, StepOutputs
 from melld.engine.frontend.codec import EngineCodec
 from melld.engine.frontend.frontend import vllm_config_of
 from melld.engine.frontend.judges import Judges
@@ -48,7 +48,7 @@ class Worker:
         self.places = {0: None}
         self.requests = self
         self.failures: asyncio.Queue[object] = asyncio.Queue()
-        self.outputs = StepOutputs(EngineCodec().join_outputs, lambda _: None, lambda _: None, lambda: False)
+        self.outputs = StepOutputs(lambda _: None, lambda _: None, lambda: False)
         self.codec = EngineCodec()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -64,7 +64,7 @@ class Worker:
     async def _answer(self, request: EngineCoreRequest) -> None:
         if request.pooling_params is not None:
             vector = EngineCoreOutput(request.request_id, [], pooling_output=VECTOR, finish_reason=FinishReason.STOP)
-            self.outputs.put_nowait(EngineCoreOutputs(outputs=[vector]))
+            self.outputs.put_nowait(Step(outputs=[vector]))
             return
         params = request.sampling_params
         assert params is not None
@@ -87,7 +87,7 @@ class Worker:
                 finish_reason=None if left else FinishReason.LENGTH,
             )
             prompt = None
-            self.outputs.put_nowait(EngineCoreOutputs(outputs=[output]))
+            self.outputs.put_nowait(Step(outputs=[output]))
             await asyncio.sleep(0)
 
 

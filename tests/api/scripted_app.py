@@ -10,23 +10,23 @@ import asyncio
 import random
 import socket
 import sys
+import time
 from typing import Any, cast
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from melld.api import app
 from melld.api.app import prepare_serving, start_api
 from melld.config import Config, DevicesConfig, ModelConfig
 from melld.engine.arguments import engine_arguments
 from melld.engine.fleet.fleet import Fleet
-from melld.engine.fleet.step_outputs import StepOutputs
-from melld.engine.frontend.codec import EngineCodec
+from melld.engine.fleet.step_outputs import Step, StepOutputs
 from melld.engine.frontend.frontend import vllm_config_of
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.moulds import Mould
 from melld.engine.frontend.prepared import front_of, leave_to_collect, serving_arguments
 from melld.errors import MelldError
-from melld.ids import WorkerId
+from melld.ids import RequestId, WorkerId
 from tests.api.contexts import context_of
 from tests.api.loop_app import Asked, Bench, say
 
@@ -60,7 +60,7 @@ class ScriptedWorker:
         self.places = {0: None}
         self.requests = self
         self.failures: asyncio.Queue[object] = asyncio.Queue()
-        self.outputs = StepOutputs(EngineCodec().join_outputs, lambda _: None, lambda _: None, lambda: False)
+        self.outputs = StepOutputs(lambda _: None, lambda _: None, lambda: False)
         self.breaks = False
         self.tokenizer: Any = None
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -79,9 +79,13 @@ class ScriptedWorker:
         assert params.max_tokens is not None
         tokens = self._script(random.Random(params.seed or 0), params.max_tokens)
         for index, token in enumerate(tokens):
-            end = FinishReason.LENGTH if index == len(tokens) - 1 else None
-            output = EngineCoreOutput(request_id=request.request_id, new_token_ids=[token], finish_reason=end)
-            self.outputs.put_step(WorkerId("w0"), EngineCoreOutputs(outputs=[output]))
+            if 0 < index < len(tokens) - 1:
+                step = Step({RequestId(request.request_id): [token]}, timestamp=time.monotonic())
+            else:
+                end = FinishReason.LENGTH if index == len(tokens) - 1 else None
+                output = EngineCoreOutput(request_id=request.request_id, new_token_ids=[token], finish_reason=end)
+                step = Step(outputs=[output], timestamp=time.monotonic())
+            self.outputs.put_step(WorkerId("w0"), step)
             for _ in range(TURNS):
                 await asyncio.sleep(0)
             if self.breaks:

@@ -148,13 +148,13 @@ the engine behind the front end | subclass | 0.27 | a client as an argument
 
 outputs on their way to text | replaced | 0.27 | the short way
   why   most say no more than which tokens are next: they take a short way
-  ours  engine.frontend.frontend: request_states process_outputs take_step; engine.frontend.plain_outputs:
+  ours  engine.frontend.frontend: request_states process_outputs take_plain take_step; engine.frontend.plain_outputs:
         _stream_state finished last_token_ts num_generation_tokens outputs plain text token_ids;
         engine.frontend.outlet: _last_output_text_offset plain make_request_output output_text parse_delta text
         token_ids;
-        engine.frontend.codec: engine_index finish_reason new_token_ids outputs stop_reason timestamp weight_version;
-        engine.frontend.masks: outputs; engine.fleet.reports: outputs; engine.worker.residency.warm: outputs;
-        engine.frontend.tokens.many: ManyTokens __class__
+        engine.frontend.fleet_client: outputs; engine.frontend.masks: outputs; engine.fleet.fleet: outputs;
+        engine.fleet.reports: outputs; engine.fleet.step_outputs: new_token_ids; engine.worker.report: outputs;
+        engine.worker.residency.warm: outputs; engine.frontend.tokens.many: ManyTokens __class__
   test  api/test_plain_streams.py::test_a_stamped_stream_equals_vllm_s
 
 log-probabilities | replaced | 0.27 | yes

@@ -43,7 +43,7 @@ class OfflineFleet(Fleet):
             ))
             for index, name in enumerate((W0, W1, W2))
         }  # fmt: skip
-        codec: Any = SimpleNamespace(encode_request=lambda _request: b"", join_outputs=lambda *_: False)
+        codec: Any = SimpleNamespace(encode_request=lambda _request: b"")
         super().__init__(list(self.slots.values()), VirtualHost(), codec, driver, clock)
         self.sent: list[tuple[WorkerId, Any]] = []
 

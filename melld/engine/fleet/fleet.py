@@ -26,7 +26,7 @@ from melld.engine.fleet.process import WorkerEnded
 from melld.engine.fleet.reports import Reports, Turn
 from melld.engine.fleet.request import Live, RequestNotTaken
 from melld.engine.fleet.requests import Requests
-from melld.engine.fleet.step_outputs import StepOutputs
+from melld.engine.fleet.step_outputs import Step, StepOutputs
 from melld.engine.fleet.supervisor import Supervisor
 from melld.engine.host.intake import Intake
 from melld.engine.host.ports import Host
@@ -59,7 +59,7 @@ class Fleet:
         is_prefix_aware: bool = False,
     ) -> None:
         intake = Intake()
-        self.outputs = StepOutputs(codec.join_outputs, intake.pause, intake.resume, intake.is_behind)
+        self.outputs = StepOutputs(intake.pause, intake.resume, intake.is_behind)
         self.supervisor = Supervisor(slots, host, self, health or HealthConfig(), intake)
         self.places: Mapping[WorkerId, Place] = self.supervisor.places
         self.ledger = Ledger()
@@ -229,8 +229,13 @@ class Fleet:
         if (turn := facts.turn(done.step)) is not Turn.NEXT:
             self._out_of_turn(worker, done.step, turn)
             return
-        outputs = self._codec.decode_outputs(payload, facts.index) if payload else None
-        reported = self.reports.take(worker, done, outputs, self._clock())
+        step = None
+        if payload or done.tokens:
+            step = Step(done.tokens, timestamp=done.timestamp_s, engine_index=facts.index)
+            if payload:
+                rest = self._codec.decode_outputs(payload)
+                step.outputs, step.scheduler_stats = rest.outputs, rest.scheduler_stats
+        reported = self.reports.take(worker, done, step, self._clock())
         for request, gap_s in reported.gaps_s.items():
             self._listener().executor.resumed(request, gap_s)
             if gap_s is not None:
@@ -240,10 +245,10 @@ class Fleet:
             self.requests.acquit(request)
         for request in reported.finished:
             self.requests.finish(request)
-        if outputs is not None:
+        if step is not None:
             if reported.gaps_s:
                 self.outputs.seal()
-            self.outputs.put_step(worker, outputs)
+            self.outputs.put_step(worker, step)
 
     def _rejected(self, worker: WorkerId, rejected: wire.RequestRejected) -> None:
         """Fail the request, unless it has since left the worker and continues elsewhere."""

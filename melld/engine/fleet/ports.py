@@ -16,11 +16,8 @@ class Codec(Protocol):
     def encode_request(self, core_request: Any) -> bytes:
         """Encode an `EngineCoreRequest` with its images."""
 
-    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Any:
-        """Decode that worker's `EngineCoreOutputs`."""
-
-    def join_outputs(self, waiting: Any, outputs: Any) -> bool:
-        """Merge a worker's later outputs into the queued ones; return False, unchanged, if impossible."""
+    def decode_outputs(self, buffers: Sequence[bytes]) -> Any:
+        """Decode an `EngineCoreOutputs`."""
 
 
 class MoveKeeper(Protocol):

@@ -7,12 +7,12 @@ request, and tells the sizes of requests by their owners alone.
 import collections
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 
 from melld.engine.fleet.paces import Pace, PaceMeter
 from melld.engine.fleet.request import Live
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.geometry import KvGeometry
@@ -109,8 +109,8 @@ class Reports:
         """Return the size of that many tokens, by the latest worker's geometry: they all run the same model."""
         return self._geometry.bytes_for_tokens(tokens) if self._geometry is not None else 0
 
-    def take(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
-        """Apply the worker's next report; `outputs` is its `EngineCoreOutputs`, or None."""
+    def take(self, worker: WorkerId, done: wire.StepDone, step: Step | None, now_s: float) -> Reported:
+        """Apply the worker's next report; `step`: what the step made, if anything."""
         facts = self.workers[worker]
         if done.step_s:
             facts.step_s.append(done.step_s)
@@ -118,9 +118,9 @@ class Reports:
         blocks = done.blocks
         sums = blocks.used_blocks, blocks.total_blocks, blocks.shared_blocks
         self._ledger.blocks_changed(worker, sums, blocks.changed, done.gone)  # type: ignore[arg-type]
-        if outputs is not None and facts.pace is not None and done.step_s:
-            self._judge(worker, facts.pace, facts.times.costs, done, len(outputs.outputs))
-        reported = self._log(worker, done, outputs, now_s) if outputs is not None else Reported()
+        if step is not None and facts.pace is not None and done.step_s:
+            self._judge(worker, facts.pace, facts.times.costs, done, len(step.tokens) + len(step.outputs))
+        reported = self._log(worker, done.leases, step, now_s) if step is not None else Reported()
         if done.step_s:
             kv_bytes = (blocks.used_blocks + blocks.shared_blocks) * facts.geometry.block_bytes
             costs = facts.times.costs if done.prompt_tokens and done.decodes else None  # a fit takes time
@@ -166,29 +166,44 @@ class Reports:
         elif not done.prompt_tokens:
             self._limit(worker, pace.stepped(done.step_s, running))
 
-    def _log(self, worker: WorkerId, done: wire.StepDone, outputs: Any, now_s: float) -> Reported:
-        """Log the tokens of requests that the worker owns; drop all others from `outputs`."""
-        reported, kept, tokens = Reported(), [], 0
-        live_by, leases = self._live, done.leases
-        for output in outputs.outputs:
-            live, token_ids = live_by.get(output.request_id), output.new_token_ids
+    def _log(self, worker: WorkerId, leases: Mapping[str, int], step: Step, now_s: float) -> Reported:
+        """Log the tokens of requests that the worker owns; drop all others from the step."""
+        reported, live_by, not_owned = Reported(), self._live, []
+        for request, token_ids in step.tokens.items():
+            live = live_by.get(request)
+            if live is None or live.worker != worker or live.lease != leases.get(request, 0):
+                not_owned.append(request)
+            elif live.is_interrupted or live.deaths or live.harms or not live.output_token_ids:
+                _log(live, token_ids, now_s, reported)
+            else:
+                live.last_output_s = now_s
+                live.output_token_ids += token_ids
+        for request in not_owned:
+            del step.tokens[request]
+        kept = []
+        for output in step.outputs:
+            live = live_by.get(output.request_id)
             if live is None or not live.is_of(worker, leases.get(output.request_id, 0)):
-                self.dropped_outputs += 1
                 continue
             kept.append(output)
-            if live.is_interrupted:
-                live.is_interrupted = False
-                reported.gaps_s[live.request] = now_s - live.last_output_s if live.last_output_s else None
-            live.last_output_s = now_s
-            if token_ids:
-                if not live.output_token_ids:
-                    live.first_token_s = now_s
-                    reported.begun.append(live.request)
-                tokens += len(token_ids)
-                if live.log(token_ids):
-                    reported.acquitted.append(live.request)
+            _log(live, output.new_token_ids, now_s, reported)
             if output.finish_reason is not None:
                 reported.finished.append(live.request)
-        self.workers[worker].tokens += tokens
-        outputs.outputs = kept
+        self.dropped_outputs += len(not_owned) + len(step.outputs) - len(kept)
+        step.outputs = kept
+        self.workers[worker].tokens += sum(map(len, step.tokens.values())) + sum(len(one.new_token_ids) for one in kept)
         return reported
+
+
+def _log(live: Live, token_ids: list[int], now_s: float, reported: Reported) -> None:
+    """Log tokens, perhaps the first of all, or after an interruption."""
+    if live.is_interrupted:
+        live.is_interrupted = False
+        reported.gaps_s[live.request] = now_s - live.last_output_s if live.last_output_s else None
+    live.last_output_s = now_s
+    if token_ids:
+        if not live.output_token_ids:
+            live.first_token_s = now_s
+            reported.begun.append(live.request)
+        if live.log(token_ids):
+            reported.acquitted.append(live.request)

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from melld.engine.fleet.fleet import Fleet
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend.caller import caller
 from melld.engine.frontend.masks import Masks
+from melld.engine.frontend.plain_outputs import MOST_AT_ONCE, Counts, Others, Tokens
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
+from melld.ids import RequestId
 
 LONGEST_TURN_S = 0.002
 """Longest time that outputs may keep the event loop from everything else."""
@@ -44,8 +47,10 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._masks = masks
         self.engine_ranks_managed = list(range(len(fleet.places)))
         self._turned_s = 0.0
-        self.take_step: Callable[[EngineCoreOutputs], bool] = lambda _: False
-        """Does all the work of a step that only continues answers, and returns True if it is one."""
+        self.take_step: Callable[[Step], bool] = lambda _: False
+        """Does all the work of a step that only continues plain answers, and returns True if it is one."""
+        self.take_plain: Callable[[Tokens, float, Counts], Others] = lambda tokens, *_: list(tokens.items())
+        """Takes tokens that continue plain answers, counts them, and returns the others."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing: the daemon stops the workers."""
@@ -85,8 +90,8 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         """Abort the requests at once."""
         self._fleet.requests.abort(request_ids)
 
-    async def get_output_async(self) -> EngineCoreOutputs:
-        """Return the outputs of the next step of any worker.
+    async def get_output_async(self) -> Step:
+        """Return the outputs of the next step of any worker, after taking its plain tokens.
 
         If many are waiting, their reader would never yield to the event loop on its own.
         """
@@ -95,14 +100,32 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         if not is_new_turn and time.monotonic() - self._turned_s > LONGEST_TURN_S:
             await asyncio.sleep(0)
             is_new_turn = True
-        outputs = self._masks.sift(self._prompt_logprobs.sift(await queue.get_or_take(self._take)))
+        step = await queue.get_or_take(self._take)
         if is_new_turn:
             self._turned_s = time.monotonic()
-        outputs.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics do not handle engines added later
-        return outputs
+        step.engine_index %= len(self.engine_ranks_managed)  # vLLM's metrics do not handle engines added later
+        step.outputs[:0] = [EngineCoreOutput(request, step.tokens.pop(request)) for request in self._watched(step)]
+        step = self._masks.sift(self._prompt_logprobs.sift(step))
+        if step.tokens:
+            await self._take_plain(step)
+        return step
 
-    def _take(self, step: EngineCoreOutputs) -> bool:
-        if step.scheduler_stats is not None or self._masks.watches or self._prompt_logprobs.holds:
+    def _watched(self, step: Step) -> set[RequestId]:
+        """Return the requests whose tokens must be looked at in outputs."""
+        return {*self._masks.watched(step.tokens), *self._prompt_logprobs.held(step.tokens)}
+
+    async def _take_plain(self, step: Step) -> None:
+        """Take the plain tokens; put what they count, and outputs with the other tokens, before the step's own."""
+        counts, others, tokens = Counts(), [], list(step.tokens.items())
+        for start in range(0, len(tokens), MOST_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            others += self.take_plain(tokens[start : start + MOST_AT_ONCE], step.timestamp, counts)
+        step.tokens = {}
+        step.outputs[:0] = [counts, *(EngineCoreOutput(*one) for one in others)]
+
+    def _take(self, step: Step) -> bool:
+        if step.outputs or step.scheduler_stats is not None or self._watched(step):
             return False
         step.engine_index %= len(self.engine_ranks_managed)
         return self.take_step(step)

@@ -7,6 +7,7 @@ touch a device.
 import asyncio
 import contextlib
 import copy
+import functools
 import json
 import warnings
 from collections.abc import AsyncGenerator
@@ -33,7 +34,7 @@ from melld.engine.frontend.caller import caller
 from melld.engine.frontend.fleet_client import FleetClient
 from melld.engine.frontend.judges import Judges
 from melld.engine.frontend.masks import Masks
-from melld.engine.frontend.plain_outputs import before_vllm, gather
+from melld.engine.frontend.plain_outputs import before_vllm, gather, take_plain
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.step_logger import StepLogger, step_taker
 from melld.engine.frontend.tokens.copies import forget_tokenizers
@@ -81,6 +82,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         processor.request_states = states
         processor.process_outputs = before_vllm(states, processor.process_outputs)
         client.take_step = step_taker(states, self.logger_manager.stat_loggers)
+        client.take_plain = functools.partial(take_plain, states)
         self.engine_core = client
         self.judges = judges
         self._turns = turns

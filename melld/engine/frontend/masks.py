@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutputs
 
+from melld.engine.fleet.step_outputs import Step
 from melld.errors import NoTokenLeft
+from melld.ids import RequestId
 
 _FIELDS = ("allowed_token_ids", "bad_words", "min_tokens")
 
@@ -87,12 +88,11 @@ class Masks:
         if state is not None and params.thinking_token_budget is None:  # vLLM forces the tokens that end it
             self._masks[state] = mask
 
-    @property
-    def watches(self) -> bool:
-        """Return True while a request has a mask."""
-        return bool(self._masks)
+    def watched(self, requests: Iterable[RequestId]) -> list[RequestId]:
+        """Return those of these requests that have a mask."""
+        return [one for one in requests if self._states.get(one) in self._masks] if self._masks else []
 
-    def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
+    def sift(self, step: Step) -> Step:
         """Return the step without forbidden tokens; each one's error is raised where its request's outputs are read."""
         if self._masks:
             step.outputs = list(self._allowed(step.outputs))

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 from melld.engine.frontend.moulds import CONTENT, Kind, Mould, Sink, mould_of, plain_part
-from melld.engine.frontend.plain_outputs import count, is_added, is_alone, is_plain, parses_nothing, piece
+from melld.engine.frontend.plain_outputs import is_added, is_alone, is_plain, parses_nothing, piece
 
 _UNHEARD = object()
 
@@ -171,9 +171,8 @@ class Outlet:
         """Send the client an output that vLLM processed before this was open."""
         return self._early is None and not self._says_more and self._is_told(made.text, made.token_ids)
 
-    def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
+    def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
-        count(token_ids, timestamp_s, stats, self._state.stats)
         text = ""
         for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
             self._token_ids.append(token)

@@ -1,48 +1,61 @@
-"""A shortcut past most of vLLM's output processing, for outputs that hold only the next tokens.
+"""A shortcut past most of vLLM's output processing, for the next tokens of a request without an output.
 
-Owns which outputs those are, how they count in vLLM's statistics, and the tokens of non-streamed answers: nobody reads
+Owns whose tokens take it, how they count in vLLM's statistics, and the tokens of non-streamed answers: nobody reads
 those before the end, so they are decoded in batches.  `melld.engine.frontend.outlet` handles streams.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
+
+from melld.ids import RequestId
 
 AT_ONCE = 64
 """Tokens of a non-streamed answer that are decoded together."""
+MOST_AT_ONCE = 128
+"""Requests whose tokens are taken in one turn of the loop: after as many, vLLM too lets others run."""
 
 
 class Plain(Protocol):
-    """Does the work of vLLM's output processor for a request's plain outputs: the attribute `plain` of its state."""
+    """Does the work of vLLM's output processor for a request's next tokens: the attribute `plain` of its state."""
 
-    def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
-        """Take the next tokens, and count them in the step's statistics."""
+    def add(self, token_ids: list[int]) -> None:
+        """Take the next tokens."""
 
     def hand_back(self) -> None:
         """Bring vLLM's detokenizer up to date: it gets the next output."""
 
 
-class NextTokens:
-    """As much of vLLM's `IterationStats` as plain outputs count."""
+class Counts:
+    """As much of vLLM's `IterationStats` as tokens count that continue answers; stands among a step's outputs."""
+
+    mm_cache_miss_hashes = None
 
     def __init__(self) -> None:
         self.num_generation_tokens = 0
         self.inter_token_latencies_iter: list[float] = []
 
+    def add_to(self, stats: Any) -> None:
+        """Count them in the statistics of the whole step."""
+        stats.num_generation_tokens += self.num_generation_tokens
+        stats.inter_token_latencies_iter += self.inter_token_latencies_iter
+
 
 def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap vLLM's `process_outputs`, which gets the outputs that are not plain."""
+    """Wrap vLLM's `process_outputs`, which gets the outputs of requests whose tokens are not plain."""
 
     def process_rest(outputs: list[Any], timestamp_s: float, stats: Any, **more: Any) -> Any:
         rest = []
         for output in outputs:
-            state = states.get(output.request_id)
-            plain: Plain | None = getattr(state, "plain", None)
-            if plain is not None and is_next(state, output):
-                _try(state, plain.add, output.new_token_ids, timestamp_s, stats)
+            if isinstance(output, Counts):
+                output.add_to(stats)
                 continue
-            if plain is not None:
-                _try(state, plain.hand_back)
+            state = states.get(output.request_id)
+            if (plain := getattr(state, "plain", None)) is not None:
+                try:
+                    plain.hand_back()
+                except Exception as error:  # noqa: BLE001  see `_fail`
+                    _fail(state, error)
             if not isinstance(getattr(state, "plain", None), Failed):
                 rest.append(output)
         return process_outputs(rest, timestamp_s, stats, **more)
@@ -50,68 +63,70 @@ def before_vllm(states: Mapping[str, Any], process_outputs: Callable[..., Any]) 
     return process_rest
 
 
-def take_step(states: Mapping[str, Any], step: Any) -> NextTokens | None:
-    """Take a step whose outputs are all plain, and return what it counts; else leave it as it is."""
-    plain_outputs = []
-    for output in step.outputs:
-        state = states.get(output.request_id)
-        if state is None:  # it was aborted
+Tokens = Iterable[tuple[RequestId, list[int]]]
+"""Requests with their next tokens."""
+Others = list[tuple[RequestId, list[int]]]
+"""Those whose outputs vLLM processes."""
+
+
+def take_all(states: Mapping[str, Any], tokens: Tokens, timestamp_s: float) -> Counts | None:
+    """Take tokens that are all plain, and return what they count; else leave them as they are."""
+    plain, others = _sorted(states, tokens)
+    if others:
+        return None
+    _take(plain, timestamp_s, counts := Counts())
+    return counts
+
+
+def take_plain(states: Mapping[str, Any], tokens: Tokens, timestamp_s: float, counts: Counts) -> Others:
+    """Take those that are plain, and return the others."""
+    plain, others = _sorted(states, tokens)
+    _take(plain, timestamp_s, counts)
+    return others
+
+
+def _sorted(states: Mapping[str, Any], tokens: Tokens) -> tuple[list[tuple[Any, Plain, list[int]]], Others]:
+    plain, others = [], []
+    for request, token_ids in tokens:
+        if (state := states.get(request)) is None:  # it was aborted
             continue
-        plain: Plain | None = getattr(state, "plain", None)
-        if plain is None or not is_next(state, output):
-            return None
-        plain_outputs.append((state, plain, output.new_token_ids))
-    stats, timestamp_s = NextTokens(), step.timestamp
-    for state, plain, token_ids in plain_outputs:
-        _try(state, plain.add, token_ids, timestamp_s, stats)
-    return stats
+        taker: Plain | None = getattr(state, "plain", None)
+        if taker is None or state.is_prefilling:
+            others.append((request, token_ids))
+        else:
+            plain.append((state, taker, token_ids))
+    return plain, others
+
+
+def _take(plain: list[tuple[Any, Plain, list[int]]], timestamp_s: float, counts: Counts) -> None:
+    """Count the tokens as vLLM's `IterationStats.update_from_output` does, and give them to their takers."""
+    latencies_s = counts.inter_token_latencies_iter
+    for state, taker, token_ids in plain:
+        of_request, count = state.stats, len(token_ids)
+        counts.num_generation_tokens += count
+        of_request.num_generation_tokens += count
+        latencies_s.append(timestamp_s - of_request.last_token_ts)
+        of_request.last_token_ts = timestamp_s
+        try:
+            taker.add(token_ids)
+        except Exception as error:  # noqa: BLE001  see `_fail`
+            _fail(state, error)
 
 
 class Failed:
     """Takes what still comes for a request whose tokens could not be decoded, until its caller has aborted it."""
 
-    def add(self, *_: Any) -> None:
+    def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
 
     def hand_back(self) -> None:
         """See `Plain`."""
 
 
-def _try(state: Any, take: Callable[..., None], *arguments: Any) -> None:
-    """Do something for a request; what fails there is no other request's error."""
-    try:
-        take(*arguments)
-    except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
-        state.plain = Failed()
-        state.queue.put(error)
-
-
-def is_next(state: Any, output: Any) -> bool:
-    """Return True if an output only continues its request's answer."""
-    return not state.is_prefilling and not says_more(output)
-
-
-def says_more(output: Any) -> bool:
-    """Return True if an `EngineCoreOutput` holds more than the next tokens."""
-    return (
-        output.finish_reason is not None
-        or output.events is not None
-        or output.new_logprobs is not None
-        or output.new_prompt_logprobs_tensors is not None
-        or output.kv_transfer_params is not None
-        or output.ec_transfer_params is not None
-        or output.routed_experts is not None
-        or output.new_sampling_mask is not None
-        or output.num_nans_in_logits != 0
-    )
-
-
-def count(token_ids: list[int], timestamp_s: float, stats: Any, of_request: Any) -> None:
-    """Count tokens, other than a request's first, as vLLM's `IterationStats.update_from_output` does."""
-    stats.num_generation_tokens += len(token_ids)
-    of_request.num_generation_tokens += len(token_ids)
-    stats.inter_token_latencies_iter.append(timestamp_s - of_request.last_token_ts)
-    of_request.last_token_ts = timestamp_s
+def _fail(state: Any, error: Exception) -> None:
+    """Raise an error where its request's outputs are read, which aborts it: it is no other request's."""
+    state.plain = Failed()
+    state.queue.put(error)
 
 
 def is_added(waiting: Any, text: str, token_ids: list[int]) -> bool:
@@ -134,20 +149,18 @@ def gather(state: Any) -> None:
     from vllm.sampling_params import RequestOutputKind
 
     if state.output_kind is RequestOutputKind.FINAL_ONLY and is_plain(state) and not state.detokenizer.stop:
-        state.plain = Gathered(state.detokenizer, state.stats)
+        state.plain = Gathered(state.detokenizer)
 
 
 class Gathered:
     """The tokens of such a request that its detokenizer does not know yet."""
 
-    def __init__(self, detokenizer: Any, of_request: Any) -> None:
+    def __init__(self, detokenizer: Any) -> None:
         self._detokenizer = detokenizer
-        self._of_request = of_request
         self._token_ids: list[int] = []
 
-    def add(self, token_ids: list[int], timestamp_s: float, stats: Any) -> None:
+    def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
-        count(token_ids, timestamp_s, stats, self._of_request)
         self._token_ids += token_ids
         if len(self._token_ids) >= AT_ONCE:
             self.hand_back()

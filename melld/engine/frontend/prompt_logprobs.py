@@ -6,13 +6,15 @@ requests' outputs go ahead, and later ones of the same request wait behind it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsTensors
 
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend.turns import Turns
+from melld.ids import RequestId
 
 PIECE = 400
 """Logprobs processed per loop iteration: one to fifteen milliseconds."""
@@ -22,22 +24,21 @@ class PromptLogprobs:
     """Holds outputs back until their logprobs are processed."""
 
     def __init__(
-        self, states: Mapping[str, Any], put_back: Callable[[EngineCoreOutputs], None], turns: Turns, piece: int = PIECE
+        self, states: Mapping[str, Any], put_back: Callable[[Step], None], turns: Turns, piece: int = PIECE
     ) -> None:
         """`states`: vLLM's, by request id; `put_back` receives outputs that are no longer held back."""
         self._states = states
         self._put_back = put_back
         self._turns = turns
         self._piece = piece
-        self._held: dict[str, EngineCoreOutputs] = {}
+        self._held: dict[str, Step] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def holds(self) -> bool:
-        """Return True while outputs are held back."""
-        return bool(self._held)
+    def held(self, requests: Iterable[RequestId]) -> list[RequestId]:
+        """Return those of these requests whose outputs are held back."""
+        return [one for one in requests if one in self._held] if self._held else []
 
-    def sift(self, step: EngineCoreOutputs) -> EngineCoreOutputs:
+    def sift(self, step: Step) -> Step:
         """Return the step without the outputs that must wait."""
         if (name := next((name for name, held in self._held.items() if held is step), None)) is not None:
             del self._held[name]  # not earlier: outputs already on their way have joined it by now
@@ -59,13 +60,9 @@ class PromptLogprobs:
         tensors = output.new_prompt_logprobs_tensors
         return tensors is not None and tensors.logprobs.numel() > self._piece
 
-    def _hold(self, output: EngineCoreOutput, step: EngineCoreOutputs) -> None:
-        self._held[output.request_id] = EngineCoreOutputs(
-            engine_index=step.engine_index,
-            outputs=[output],
-            timestamp=step.timestamp,
-            weight_version=step.weight_version,
-        )
+    def _hold(self, output: EngineCoreOutput, step: Step) -> None:
+        held = Step(outputs=[output], timestamp=step.timestamp, engine_index=step.engine_index)
+        self._held[output.request_id] = held
         task = asyncio.create_task(self._take_in(output), name=f"prompt logprobs of {output.request_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm import envs
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from melld.engine.frontend.plain_outputs import take_step
+from melld.engine.fleet.step_outputs import Step
+from melld.engine.frontend.plain_outputs import MOST_AT_ONCE, take_all
 
 
 class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
@@ -44,22 +44,21 @@ class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not che
             histogram._buckets[place].inc(tokens)  # noqa: SLF001
 
 
-def step_taker(states: Mapping[str, Any], loggers: Sequence[Any]) -> Callable[[Any], bool]:
+def step_taker(states: Mapping[str, Any], loggers: Sequence[Any]) -> Callable[[Step], bool]:
     """Return what does the work of vLLM's output handler for a step that only continues answers, and False for others.
 
     It takes none if another logger counts too: vLLM's own, which is there if its log level is INFO, or a plugin.
     """
     if not all(isinstance(logger, StepLogger) for logger in loggers):
         return lambda _: False
-    most = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  # vLLM lets the loop run after as many
 
-    def take(step: Any) -> bool:
-        if not step.outputs:
+    def take(step: Step) -> bool:
+        if not step.tokens:
             return True
-        if len(step.outputs) > most or (stats := take_step(states, step)) is None:
+        if len(step.tokens) > MOST_AT_ONCE or (counts := take_all(states, step.tokens.items(), step.timestamp)) is None:
             return False
         for logger in loggers:
-            logger.continued(stats, step.engine_index)
+            logger.continued(counts, step.engine_index)
         return True
 
     return take

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from melld.ids import NO_EVENT, EventId
+from melld.ids import NO_EVENT, EventId, RequestId
 from melld.kvstore.geometry import KvGeometry
 from melld.migrate.messages import MoveAnswer, MoveCommand
 from melld.migrate.snapshot import Phase
@@ -167,7 +167,10 @@ class BlockReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepDone(Message, frozen=True, tag=True):
-    """Changes since the last report, mostly of one engine step.  Payload, if any: vLLM's `EngineCoreOutputs`."""
+    """Changes since the last report, mostly of one engine step.
+
+    Payload, if any: vLLM's `EngineCoreOutputs` of the requests for which the step made more than the next tokens.
+    """
 
     step: int
     """Consecutive number of the report."""
@@ -181,6 +184,10 @@ class StepDone(Message, frozen=True, tag=True):
     """Requests that this step computed one token for."""
     prompt_tokens: int = 0
     """Tokens that it computed for others."""
+    timestamp_s: float = 0.0
+    """When its tokens were made, by the clock of vLLM's outputs."""
+    tokens: dict[RequestId, list[int]] = {}
+    """request -> tokens, where that is all the step made for it."""
 
 
 class RequestTaken(Message, frozen=True, tag=True):

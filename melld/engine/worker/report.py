@@ -1,7 +1,7 @@
-"""The report to the daemon after a step: the outputs with their leases, and the changes in the blocks.
+"""The report to the daemon after a step: tokens and outputs with their leases, and the changes in the blocks.
 
-Owns the reports' numbers, and how often they carry vLLM's statistics.  For the engine thread: nothing is serialised
-here.
+Owns which outputs are no more than tokens, the reports' numbers, and how often they carry vLLM's statistics.  For the
+engine thread: nothing is serialised here.
 """
 
 import time
@@ -13,10 +13,11 @@ from melld.engine.worker.migration import Moves
 from melld.engine.worker.migration_book import Book
 from melld.engine.worker.residency.block_tables import BlockReporter
 from melld.engine.worker.residency.budget import StepCounts
+from melld.ids import RequestId
 from melld.migrate.snapshot import WARM_SUFFIX
 
 if TYPE_CHECKING:
-    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.metrics.stats import SchedulerStats
 
 STATISTICS_EVERY_S = 0.1
@@ -53,20 +54,26 @@ class StepReporter:
         """Report the changes of a step that computed `counts`, if there are any."""
         if outputs is not None and outputs.scheduler_stats is not None:
             outputs.scheduler_stats = self._news(outputs.scheduler_stats, self._clock())
-        leases, book = {}, self._book
+        leases, tokens, book = dict[str, int](), dict[RequestId, list[int]](), self._book
+        others: list[EngineCoreOutput] = []
         for output in outputs.outputs if outputs is not None else ():
-            if lease := book.leases.get(output.request_id):
-                leases[output.request_id] = lease
+            request = RequestId(output.request_id)
+            if lease := book.leases.get(request):
+                leases[request] = lease
+            if continues(output) and request not in tokens:
+                tokens[request] = output.new_token_ids
+                continue
+            others.append(output)
             if output.finish_reason is not None:
-                book.left(output.request_id)
+                book.left(request)
         blocks = self._blocks.collect()
         sums = (blocks.used_blocks, blocks.shared_blocks, blocks.total_blocks)
         if outputs is None and not blocks.changed and not book.gone and sums == self._last_sums:
             return
         self._last_sums = sums
         gone, book.gone = book.gone, []
-        for request in self._moves.warming:
-            blocks.changed.pop(request + WARM_SUFFIX, None)
+        for warming in self._moves.warming:
+            blocks.changed.pop(warming + WARM_SUFFIX, None)
         self._reports += 1
         done = wire.StepDone(
             step=self._reports,
@@ -76,8 +83,12 @@ class StepReporter:
             gone=gone,
             decodes=counts.decodes,
             prompt_tokens=counts.prompt_tokens,
+            timestamp_s=outputs.timestamp if outputs is not None else 0.0,
+            tokens=tokens,
         )
-        self._out(done, outputs)
+        if outputs is not None:
+            outputs.outputs = others
+        self._out(done, outputs if outputs is not None and (others or outputs.scheduler_stats is not None) else None)
 
     def _news(self, statistics: "SchedulerStats", now_s: float) -> "SchedulerStats | None":
         """Return the statistics unless they count nothing and tell of as many requests as the last ones.
@@ -98,3 +109,23 @@ class StepReporter:
             num_kv_fetch_reqs_by_stage=statistics.num_kv_fetch_reqs_by_stage,
         )
         return statistics
+
+
+def continues(output: "EngineCoreOutput") -> bool:
+    """Return True if an output holds only the next tokens."""
+    return (
+        output.finish_reason is None
+        and output.new_logprobs is None
+        and output.new_prompt_logprobs_tensors is None
+        and output.pooling_output is None
+        and output.events is None
+        and output.kv_transfer_params is None
+        and output.ec_transfer_params is None
+        and output.prefill_stats is None
+        and output.routed_experts is None
+        and not output.num_nans_in_logits
+        and output.mm_cache_miss_hashes is None
+        and output.new_sampling_mask is None
+        and output.spec_decode_metrics is None
+        and output.prompt_token_id_logprobs is None
+    )

@@ -65,6 +65,7 @@ class Outputs(msgspec.Struct):
     """A step's outputs."""
 
     outputs: list[Output]
+    scheduler_stats: None = None
 
 
 class PlainCodec:
@@ -73,10 +74,7 @@ class PlainCodec:
     def encode_request(self, core_request: Asked) -> bytes:
         return msgspec.msgpack.encode(core_request)
 
-    def join_outputs(self, waiting: Outputs, outputs: Outputs) -> bool:
-        return False
-
-    def decode_outputs(self, buffers: Sequence[bytes], engine_index: int) -> Outputs:
+    def decode_outputs(self, buffers: Sequence[bytes]) -> Outputs:
         return msgspec.msgpack.decode(buffers[0], type=Outputs)
 
 

@@ -6,11 +6,12 @@ import pytest
 from melld.engine.fleet.paces import STEPS
 from melld.engine.fleet.reports import Reported, Reports
 from melld.engine.fleet.request import Live
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.wire import messages as wire
 from melld.ids import RequestId, WorkerId
 from melld.kvstore.ledger import Ledger
 from melld.migrate.snapshot import Phase
-from tests.engine.fleet.test_order import READY, Output, Outputs
+from tests.engine.fleet.test_order import READY, Output
 
 R, W0, W1 = RequestId("r"), WorkerId("w0"), WorkerId("w1")
 BLOCKS = wire.BlockReport(1, 8, 0, {})
@@ -29,18 +30,20 @@ class Desk:
     def limit(self, worker: WorkerId, slots: int) -> None:
         self.limits.append((worker, slots))
 
-    def step(self, worker: WorkerId, outputs: Outputs, step_s: float, decodes: int, prompt_tokens: int) -> Reported:
+    def step(self, worker: WorkerId, outputs: Step, step_s: float, decodes: int, prompt_tokens: int) -> Reported:
         done = wire.StepDone(1, step_s, BLOCKS, leases={}, gone=[], decodes=decodes, prompt_tokens=prompt_tokens)
         return self.reports.take(worker, done, outputs, 0.0)
 
-    def say(self, worker: WorkerId, outputs: Outputs, lease: int = 0, now_s: float = 0.0) -> Reported:
+    def say(self, worker: WorkerId, outputs: Step, lease: int = 0, now_s: float = 0.0) -> Reported:
         leases = {R: lease} if lease else {}
         done = wire.StepDone(1, 0.1, BLOCKS, leases=leases, gone=[])
         return self.reports.take(worker, done, outputs, now_s)
 
 
-def tokens(*token_ids: int, finish: str | None = None) -> Outputs:
-    return Outputs([Output(R, list(token_ids), finish)])
+def tokens(*token_ids: int, finish: str | None = None) -> Step:
+    if finish is None:
+        return Step({R: list(token_ids)})
+    return Step(outputs=[Output(R, list(token_ids), finish)])
 
 
 def test_only_the_owner_with_the_current_lease_is_heard() -> None:
@@ -48,12 +51,12 @@ def test_only_the_owner_with_the_current_lease_is_heard() -> None:
     desk = Desk()
     desk.say(W0, tokens(7))
     desk.live.hand_over(W1, 1)
-    dropped = tokens(8, finish="stop")
+    dropped = Step({R: [8]}, [Output(R, [8], "stop")])
     assert desk.say(W0, dropped) == Reported()
-    assert dropped.outputs == []
+    assert (dropped.tokens, dropped.outputs) == ({}, [])
     desk.say(W1, tokens(9), lease=1)
     desk.say(W1, tokens(10), lease=2)
-    assert (desk.live.output_token_ids, desk.reports.dropped_outputs) == ([7, 9], 2)
+    assert (desk.live.output_token_ids, desk.reports.dropped_outputs) == ([7, 9], 3)
     assert [desk.reports.workers[worker].tokens for worker in (W0, W1)] == [1, 1]
 
 
@@ -95,7 +98,7 @@ def test_time_to_first_token_and_step_times_are_reported() -> None:
 def test_a_worker_slower_than_the_target_gets_fewer_slots() -> None:
     """A full batch must not make everybody's tokens late; without a target nobody is limited."""
     desk = Desk(itl_target_s=0.05)
-    both = Outputs([Output(R, [1]), Output("another", [1])])
+    both = Step(outputs=[Output(R, [1]), Output("another", [1])])
     for _ in range(STEPS):
         desk.say(W0, msgspec.structs.replace(both))
     assert desk.limits[-1] == (W0, 1)
@@ -109,14 +112,14 @@ def test_a_step_filled_up_with_prompts_costs_no_slot() -> None:
     desk = Desk(itl_target_s=0.05)
     for number in range(4 * STEPS):
         decodes, prompt_tokens = 2 + number % 5, 200 * (number % 8 > 0)
-        outputs = Outputs([Output(R, [1])] * decodes)
+        outputs = Step(outputs=[Output(R, [1])] * decodes)
         desk.step(W0, outputs, 0.01 + 0.001 * decodes + 0.0002 * prompt_tokens, decodes, prompt_tokens)
     costs = desk.reports.workers[W0].times.costs
     assert costs is not None
     assert costs.prompt_token_s == pytest.approx(0.0002, rel=0.05)
     assert set(desk.limits) == {(W0, READY.max_requests)}
     assert desk.reports.take_paces()[W0].prefill_s == 0.0, "no prompt has ended yet"
-    prompt = Outputs([Output(R, [1]), *[Output("another", [1])] * 4])
+    prompt = Step(outputs=[Output(R, [1]), *[Output("another", [1])] * 4])
     desk.live.output_token_ids.clear()
     desk.step(W0, prompt, 0.01 + 0.001 * 4 + 0.0002 * 300, 4, 300)
     pace = desk.reports.take_paces()[W0]

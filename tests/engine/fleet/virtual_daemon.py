@@ -177,12 +177,15 @@ class VirtualDaemon:
 
     def _read(self) -> None:
         while not self.fleet.outputs.empty():
-            for output in self.fleet.outputs.get_nowait().outputs:
-                request = RequestId(output.request_id)
-                for token in output.new_token_ids:
+            step = self.fleet.outputs.get_nowait()
+            made = [*step.tokens.items(), *((one.request_id, one.new_token_ids) for one in step.outputs)]
+            for request, token_ids in made:
+                for token in token_ids:
                     seen = self.clients[request]
                     assert token == len(seen), f"{request} got token {token} where {len(seen)} was due"
                     seen.append(token)
+            for output in step.outputs:
+                request = RequestId(output.request_id)
                 if output.finish_reason is not None:
                     self.finished.add(request)
 

@@ -22,6 +22,7 @@ from melld.engine.wire import messages as wire
 from melld.engine.wire.frames import Buffer, FrameDecoder, encode_frame
 from melld.engine.wire.spec import WorkerSpec
 from melld.engine.worker.migration_book import CommandOrder
+from melld.ids import RequestId
 from melld.kvstore.geometry import KvGeometry
 from melld.migrate import messages as say
 from melld.migrate.snapshot import Phase, RequestFacts, Via
@@ -48,15 +49,12 @@ class VirtualCodec:
     def encode_request(self, core_request: Any) -> bytes:
         return msgspec.msgpack.encode(core_request.words)
 
-    def join_outputs(self, _waiting: Any, _outputs: Any) -> bool:
-        return False
-
-    def decode_outputs(self, buffers: Any, _engine_index: int) -> Any:
+    def decode_outputs(self, buffers: Any) -> Any:
         outputs = [
             SimpleNamespace(request_id=request, new_token_ids=tokens, finish_reason=finish)
             for request, tokens, finish in msgspec.msgpack.decode(buffers[0])
         ]
-        return SimpleNamespace(outputs=outputs)
+        return SimpleNamespace(outputs=outputs, scheduler_stats=None)
 
 
 def prompt_tokens(words: Words) -> int:
@@ -189,21 +187,24 @@ class VirtualWorker:
         """Make one chunk or token of each active request; the last chunk brings the first token."""
         if self.hung or self.ended is not None:
             return
-        outputs, leases = [], {}
+        tokens, outputs, leases = {}, [], {}
         for copy in [copy for copy in self.copies.values() if not copy.frozen]:
             request = copy.words.request
             copy.chunks_left = max(copy.chunks_left - 1, 0)
             if copy.chunks_left:
                 continue
             ends = copy.tokens + 1 == copy.words.length
-            outputs.append((request, [copy.tokens], "length" if ends else None))
+            if ends:
+                outputs.append((request, [copy.tokens], "length"))
+            else:
+                tokens[RequestId(request)] = [copy.tokens]
             copy.tokens += 1
             if copy.lease:
                 leases[request] = copy.lease
             if ends:
                 self._forget(request)
-        if outputs:
-            self.report(outputs, leases)
+        if tokens or outputs:
+            self.report(outputs, leases, tokens)
         for command in list(self.parked.values()):
             self._look_again(command)
 
@@ -237,13 +238,18 @@ class VirtualWorker:
         if self.copies.pop(request, None) is not None:
             self.gone.append(request)
 
-    def report(self, outputs: Sequence[Any] = (), leases: dict[str, int] | None = None) -> None:
+    def report(
+        self,
+        outputs: Sequence[Any] = (),
+        leases: dict[str, int] | None = None,
+        tokens: dict[RequestId, list[int]] | None = None,
+    ) -> None:
         held = {request: (copy.words.blocks, Phase.DECODING) for request, copy in self.copies.items()}
         self.reports += 1
         gone, self.gone = [request for request in self.gone if request not in held], []
         used_blocks = self.used_blocks
         blocks = wire.BlockReport(used_blocks, self.total_blocks, self._named_blocks - used_blocks, held)
-        done = wire.StepDone(self.reports, 0.01, blocks, leases or {}, gone)
+        done = wire.StepDone(self.reports, 0.01, blocks, leases or {}, gone, tokens=tokens or {})
         self.say(done, *([msgspec.msgpack.encode(outputs)] if outputs else []))
 
     # -- migrations

@@ -3,11 +3,14 @@
 import asyncio
 import time
 
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by
 from melld.engine.frontend.fleet_client import FleetClient
 from melld.engine.frontend.masks import Masks
+from melld.engine.frontend.plain_outputs import MOST_AT_ONCE, Counts, Others, Tokens
 from melld.engine.frontend.prompt_logprobs import PromptLogprobs
 from melld.engine.frontend.turns import Turns
 from melld.ids import RequestId
@@ -65,7 +68,7 @@ async def test_many_queued_outputs_let_other_work_run() -> None:
     answers = PromptLogprobs({}, daemon.fleet.outputs.put_nowait, turns)
     client = FleetClient(daemon.fleet, ("generate",), 10, answers, Masks({}, 10), turns)
     for _ in range(40):
-        daemon.fleet.outputs.put_nowait(EngineCoreOutputs())
+        daemon.fleet.outputs.put_nowait(Step())
     others: list[int] = []
 
     async def another() -> None:
@@ -79,3 +82,36 @@ async def test_many_queued_outputs_let_other_work_run() -> None:
         time.sleep(0.002)  # noqa: ASYNC251 - the work that a step's outputs make
     task.cancel()
     assert len(others) > 5
+
+
+class State:
+    """A request that vLLM has."""
+
+
+async def test_tokens_that_vllm_must_see_precede_their_request_s_output() -> None:
+    """Plain ones are taken before, a part in each turn of the loop, and counted once."""
+    daemon, turns = OfflineDaemon(), Turns()
+    states = {"masked": State()}
+    masks = Masks(states, 10)
+    masks.add("masked", SamplingParams(allowed_token_ids=[2, 3]))
+    client = FleetClient(
+        daemon.fleet, ("generate",), 10, PromptLogprobs(states, daemon.fleet.outputs.put_nowait, turns), masks, turns
+    )
+    parts: list[int] = []
+
+    def take_plain(tokens: Tokens, _timestamp_s: float, counts: Counts) -> Others:
+        parts.append(len(list(tokens)))
+        counts.num_generation_tokens += parts[-1]
+        return [one for one in tokens if one[0] == "raw"]
+
+    client.take_plain = take_plain
+    tokens = {RequestId(str(number)): [1] for number in range(MOST_AT_ONCE)}
+    tokens |= {RequestId("masked"): [2], RequestId("raw"): [4]}
+    daemon.fleet.outputs.put_nowait(Step(tokens, [EngineCoreOutput("masked", [3]), EngineCoreOutput("raw", [5])]))
+    step = await client.get_output_async()
+    assert (step.tokens, parts) == ({}, [MOST_AT_ONCE, 1])
+    counts, *outputs = step.outputs
+    assert counts.num_generation_tokens == MOST_AT_ONCE + 1
+    seen = [(one.request_id, one.new_token_ids) for one in outputs]
+    assert [one for one in seen if one[0] == "masked"] == [("masked", [2]), ("masked", [3])]
+    assert [one for one in seen if one[0] == "raw"] == [("raw", [4]), ("raw", [5])]

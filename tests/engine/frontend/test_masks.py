@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput
 
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend.masks import Mask, Masks
 from melld.errors import NoTokenLeft
 
@@ -100,7 +101,7 @@ def test_the_error_replaces_the_token_and_others_go_on() -> None:
 
     def told(**tokens: list[int]) -> dict[str, list[int]]:
         outputs = [EngineCoreOutput(request_id=name, new_token_ids=made) for name, made in tokens.items()]
-        return {one.request_id: one.new_token_ids for one in masks.sift(EngineCoreOutputs(outputs=outputs)).outputs}
+        return {one.request_id: one.new_token_ids for one in masks.sift(Step(outputs=outputs)).outputs}
 
     assert told(a=[2], plain=[0], b=[]) == {"a": [2], "plain": [0], "b": []}
     assert told(a=[0], plain=[0], b=[2]) == {"plain": [0], "b": [2]}
@@ -117,6 +118,6 @@ def test_tokens_forced_by_vllm_are_no_contradiction() -> None:
     states = {"a": State()}
     masks = Masks(states, VOCABULARY)
     masks.add("a", params(allowed_token_ids=[2], thinking_token_budget=1))
-    forced = EngineCoreOutputs(outputs=[EngineCoreOutput(request_id="a", new_token_ids=[4])])
+    forced = Step(outputs=[EngineCoreOutput(request_id="a", new_token_ids=[4])])
     assert masks.sift(forced).outputs
     assert not states["a"].queue

@@ -7,7 +7,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.detokenizer import SlowIncrementalDetokenizer
 
 from melld.engine.frontend.outlet import Outlet
-from melld.engine.frontend.plain_outputs import NextTokens
 
 
 class Letters:
@@ -40,12 +39,11 @@ def test_several_tokens_of_one_output_are_decoded_one_by_one() -> None:
         stream_interval=1,
         logprobs_processor=SimpleNamespace(num_logprobs=None),
         make_request_output=None,
-        stats=SimpleNamespace(num_generation_tokens=0, last_token_ts=0.0),
     )
     waiting = SimpleNamespace(outputs=[SimpleNamespace(text="", token_ids=[])])
     outlet = Outlet(is_raw=True)
     outlet.opened(SimpleNamespace(aggregate=True, output=waiting), state)
-    outlet.add([2, 3, 4], 0.0, NextTokens())
+    outlet.add([2, 3, 4])
     assert (waiting.outputs[0].text, waiting.outputs[0].token_ids) == ("cde", [2, 3, 4])
     outlet.hand_back()
     assert state.detokenizer.output_text == "cde"

@@ -1,4 +1,4 @@
-"""Outputs that are only next tokens bypass vLLM's output processing, whoever made them."""
+"""Next tokens bypass vLLM's output processing."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,51 +7,69 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from vllm.v1.serial_utils import MsgpackEncoder
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from melld.api.serving.telling import telling
-from melld.engine.frontend.codec import EngineCodec
-from melld.engine.frontend.plain_outputs import Gathered, before_vllm, parses_nothing, take_step
+from melld.engine.frontend.plain_outputs import (
+    Counts,
+    Gathered,
+    Others,
+    before_vllm,
+    parses_nothing,
+    take_all,
+    take_plain,
+)
+from melld.ids import RequestId
 
 
 class State:
-    """A request's state, past its first output, which takes all plain ones."""
+    """A request's state, past its first output, which takes all plain tokens."""
 
     is_prefilling = False
 
     def __init__(self) -> None:
         self.plain: Any = self
         self.queue: Any = None
+        self.stats = SimpleNamespace(num_generation_tokens=1, last_token_ts=1.0)
         self.taken: list[list[int]] = []
 
-    def add(self, token_ids: list[int], *_: Any) -> None:
+    def add(self, token_ids: list[int]) -> None:
         self.taken.append(token_ids)
 
-
-def test_a_vllm_worker_s_plain_output_bypasses_the_output_processor() -> None:
-    """Each step of a real engine carries the version of its weights."""
-    sent = EngineCoreOutputs(outputs=[EngineCoreOutput(request_id="a", new_token_ids=[7])], weight_version="default")
-    outputs = EngineCodec().decode_outputs(MsgpackEncoder().encode(sent), 0)
-    state, left = State(), list[Any]()
-    process = before_vllm({"a": state}, lambda rest, *_, **__: left.extend(rest))
-    process(outputs.outputs, 0.0, None, weight_version=outputs.weight_version)
-    assert (state.taken, left) == ([[7]], [])
+    def hand_back(self) -> None:
+        """There is nothing to do."""
 
 
-def test_a_step_is_taken_whole_or_not_at_all() -> None:
-    """vLLM counts a step once, so it gets all of one that holds more than next tokens."""
-    states = {"a": State(), "b": State()}
-    plain = [EngineCoreOutput("a", [1]), EngineCoreOutput("gone", [2]), EngineCoreOutput("b", [3])]
-    last = EngineCoreOutput("b", [4], finish_reason=FinishReason.LENGTH)
-    assert take_step(states, EngineCoreOutputs(outputs=[*plain, last])) is None
-    assert [state.taken for state in states.values()] == [[], []]
-    assert take_step(states, EngineCoreOutputs(outputs=plain)) is not None
-    assert [state.taken for state in states.values()] == [[[1]], [[3]]]
+def tokens(**tokens: list[int]) -> Others:
+    """Return such tokens as a step has."""
+    return [(RequestId(request), token_ids) for request, token_ids in tokens.items()]
 
 
-@pytest.mark.parametrize("is_at_once", [True, False])
-def test_a_failing_request_fails_alone(is_at_once: bool) -> None:
+def test_tokens_are_taken_at_once_all_or_none() -> None:
+    """vLLM counts a step once, so it gets all of one that is not only for plain answers."""
+    states = {"a": State(), "b": State(), "new": State()}
+    states["new"].is_prefilling = True
+    plain = tokens(a=[1], gone=[2], b=[3, 4])
+    assert take_all(states, [*plain, *tokens(new=[5])], 3.0) is None
+    assert [state.taken for state in states.values()] == [[], [], []]
+    assert take_all(states, plain, 3.0) is not None
+    assert [state.taken for state in states.values()] == [[[1]], [[3, 4]], []]
+
+
+def test_tokens_count_as_vllm_counts_them() -> None:
+    """Metrics do not tell which way a token took."""
+    states = {"a": State(), "b": State(), "raw": SimpleNamespace(is_prefilling=False)}
+    counts = Counts()
+    assert take_plain(states, tokens(a=[1], raw=[2], b=[3, 4]), 3.0, counts) == tokens(raw=[2])
+    step = SimpleNamespace(num_generation_tokens=1, inter_token_latencies_iter=[0.5])
+    left = list[Any]()
+    before_vllm(states, lambda rest, *_: left.extend(rest))([counts, EngineCoreOutput("raw", [2])], 3.0, step)
+    assert (step.num_generation_tokens, step.inter_token_latencies_iter) == (4, [0.5, 2.0, 2.0])
+    assert states["b"].stats == SimpleNamespace(num_generation_tokens=3, last_token_ts=3.0)
+    assert left == [EngineCoreOutput("raw", [2])]
+
+
+def test_a_failing_request_fails_alone() -> None:
     """One answer that cannot be decoded is no reason to end all other calls of its model."""
 
     class Failing(State):
@@ -60,7 +78,7 @@ def test_a_failing_request_fails_alone(is_at_once: bool) -> None:
             self.errors: list[Exception] = []
             self.queue = SimpleNamespace(put=self.errors.append)
 
-        def add(self, token_ids: list[int], *_: Any) -> None:
+        def add(self, token_ids: list[int]) -> None:
             raise OverflowError(token_ids)
 
         def hand_back(self) -> None:
@@ -68,14 +86,11 @@ def test_a_failing_request_fails_alone(is_at_once: bool) -> None:
 
     broken, whole, left = Failing(), State(), list[Any]()
     states = {"a": broken, "b": whole}
-    step = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1]), EngineCoreOutput("b", [2])])
-    if is_at_once:
-        take_step(states, step)
-    else:
-        before_vllm(states, lambda *_: None)(step.outputs, 0.0, None)
+    take_all(states, tokens(a=[1], b=[2]), 3.0)
     assert [type(error) for error in broken.errors] == [OverflowError]
     assert whole.taken == [[2]]
-    still = [EngineCoreOutput("a", [3]), EngineCoreOutput("a", [4], finish_reason=FinishReason.LENGTH)]
+    take_all(states, tokens(a=[3]), 4.0)
+    still = [EngineCoreOutput("a", [4], finish_reason=FinishReason.LENGTH)]
     before_vllm(states, lambda rest, *_: left.extend(rest))(still, 0.0, None)
     assert left == [], "vLLM would decode them"
 
@@ -85,7 +100,7 @@ def test_a_short_answer_that_cannot_be_decoded_fails_alone() -> None:
     errors, left = list[Exception](), list[Any]()
     broken = State()
     broken.queue = SimpleNamespace(put=errors.append)
-    broken.plain = Gathered(SimpleNamespace(update=lambda *_: 1 // 0), None)
+    broken.plain = Gathered(SimpleNamespace(update=lambda *_: 1 // 0))
     last = [EngineCoreOutput(name, [1], finish_reason=FinishReason.LENGTH) for name in "ab"]
     before_vllm({"a": broken}, lambda rest, *_: left.extend(rest))(last, 0.0, None)
     assert [type(error) for error in errors] == [ZeroDivisionError]

@@ -12,6 +12,7 @@ from vllm.v1 import engine, outputs
 from vllm.v1.engine import logprobs as processors
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend import prompt_logprobs
 from melld.engine.frontend.turns import Turns
 from tests.patience import PATIENCE_S
@@ -49,7 +50,7 @@ class Held:
         self.logprobs = prompt_logprobs.PromptLogprobs(self.states, self.back.put_nowait, Turns(), 10)
 
     def sift(self, *given: Any) -> list[tuple[str, list[int]]]:
-        return told(self.logprobs.sift(engine.EngineCoreOutputs(engine_index=3, outputs=list(given), timestamp=7.0)))
+        return told(self.logprobs.sift(Step(engine_index=3, outputs=list(given), timestamp=7.0)))
 
 
 def told(step: Any) -> list[tuple[str, list[int]]]:

@@ -8,16 +8,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from vllm import envs
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, logprobs
+from vllm.v1.engine import logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 from vllm.v1.structured_output import backend_xgrammar
 
+from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend import frontend
 from melld.engine.frontend.frontend import Frontend
 from melld.engine.frontend.judges import Judges
+from melld.engine.frontend.plain_outputs import MOST_AT_ONCE
 from melld.engine.frontend.step_logger import StepLogger
+from melld.ids import RequestId
 
 LOG = "vllm.v1.metrics.loggers"
 SILENT = SimpleNamespace(
@@ -51,9 +53,10 @@ class Answer:
 
     def __init__(self) -> None:
         self.plain = self
+        self.stats = SimpleNamespace(num_generation_tokens=1, last_token_ts=0.0)
 
-    def add(self, token_ids: list[int], _timestamp_s: float, stats: Any) -> None:
-        stats.num_generation_tokens += len(token_ids)
+    def add(self, _token_ids: list[int]) -> None:
+        """Take them."""
 
 
 Made = Callable[..., Frontend]
@@ -93,9 +96,9 @@ def made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     return make
 
 
-def tokens(count: int) -> EngineCoreOutputs:
+def tokens(count: int) -> Step:
     """Return a step that gives as many requests their next token."""
-    return EngineCoreOutputs(outputs=[EngineCoreOutput(str(name), [7]) for name in range(count)])
+    return Step({RequestId(str(name)): [7] for name in range(count)})
 
 
 @pytest.mark.parametrize(("level", "is_taken"), [(logging.ERROR, True), (logging.INFO, False)])
@@ -109,13 +112,12 @@ def test_vllm_s_own_log_of_throughput_counts_every_step(
     assert one.logger_manager.stat_loggers[0].tokens == [1] * is_taken
 
 
-def test_a_large_step_is_left_to_vllm(made: Made) -> None:
-    """It lets the loop run in the middle of one: hundreds of tokens at once would delay everything else."""
-    most = envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
-    one = made({str(name): Answer() for name in range(most + 1)})
-    assert one.engine_core.take_step(tokens(most))
-    assert not one.engine_core.take_step(tokens(most + 1))
-    assert one.logger_manager.stat_loggers[0].tokens == [most]
+def test_a_large_step_is_not_taken_at_once(made: Made) -> None:
+    """The loop runs in the middle of one: hundreds of tokens at once would delay everything else."""
+    one = made({str(name): Answer() for name in range(MOST_AT_ONCE + 1)})
+    assert one.engine_core.take_step(tokens(MOST_AT_ONCE))
+    assert not one.engine_core.take_step(tokens(MOST_AT_ONCE + 1))
+    assert one.logger_manager.stat_loggers[0].tokens == [MOST_AT_ONCE]
 
 
 def test_a_step_that_says_nothing_wakes_nobody(made: Made) -> None:

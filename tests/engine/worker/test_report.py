@@ -4,11 +4,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from melld.engine.wire.messages import BlockReport
+from melld.engine.worker.migration_book import Book
 from melld.engine.worker.report import StepReporter
 
 
@@ -16,9 +17,8 @@ def reporter(clock: Callable[[], float]) -> tuple[StepReporter, list[SchedulerSt
     """Return a reporter of a worker without requests, and the statistics that it has sent."""
     sent: list[Any] = []
     blocks = SimpleNamespace(collect=lambda: BlockReport(0, 8, 0, {}))
-    book, moves = SimpleNamespace(leases={}, gone=[]), SimpleNamespace(warming=[])
-    parts = cast("Any", blocks), cast("Any", book), cast("Any", moves)
-    return StepReporter(*parts, lambda _, told: sent.append(cast("Any", told).scheduler_stats), clock), sent
+    parts = cast("Any", blocks), Book(), cast("Any", SimpleNamespace(warming=[]))
+    return StepReporter(*parts, lambda _, told: sent.append(told and told.scheduler_stats), clock), sent
 
 
 def step(running: int, usage: float, **more: Any) -> EngineCoreOutputs:
@@ -51,3 +51,22 @@ def test_a_worker_without_requests_tells_that_its_cache_is_free() -> None:
     for running, usage in ((1, 0.11), (0, 0.11), (0, 0.0)):
         made.report(step(running, usage), 0.01)
     assert [None if one is None else one.kv_cache_usage for one in sent] == [0.11, 0.11, 0.0]
+
+
+def test_vllm_s_outputs_are_sent_only_where_they_hold_more_than_tokens() -> None:
+    """Most of a step is a few bytes for each request, and the daemon makes no object of it."""
+    said: list[Any] = []
+    blocks = SimpleNamespace(collect=lambda: BlockReport(0, 8, 0, {}))
+    book = Book({"a": 3, "b": 0, "c": 0})
+    parts = cast("Any", blocks), book, cast("Any", SimpleNamespace(warming=[]))
+    made = StepReporter(*parts, lambda *told: said.append(told))
+    last = EngineCoreOutput("b", [2], finish_reason=FinishReason.LENGTH)
+    first = EngineCoreOutput("c", [4], prefill_stats=PrefillStats())
+    outputs = [EngineCoreOutput("a", [1]), last, EngineCoreOutput("a", [5]), first]
+    made.report(EngineCoreOutputs(outputs=outputs, timestamp=7.0), 0.01)
+    made.report(EngineCoreOutputs(outputs=[EngineCoreOutput("a", [6, 7])], weight_version="default"), 0.01)
+    (done, rest), (later, none) = said
+    assert (done.tokens, done.leases, done.timestamp_s) == ({"a": [1]}, {"a": 3}, 7.0)
+    assert rest.outputs == [last, outputs[2], first]
+    assert (later.tokens, none) == ({"a": [6, 7]}, None)
+    assert done.gone == ["b"]
