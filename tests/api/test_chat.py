@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from tests.api.browser import Tab
 from tests.api.http_client import API_KEY
 from tests.api.page import served
@@ -62,10 +60,10 @@ async def test_the_chat_uses_the_page_s_key(strict: DaemonProcess, tab: Tab) -> 
     tab.complaints = [said for said in tab.complaints if "401" not in said]
 
 
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> None:
-    """Model output is shown verbatim; thoughts can be unfolded and are not sent back."""
-    events = [chunk(0, role="assistant", content=""), chunk(1, **{field: HOSTILE}), chunk(2, content=HOSTILE)]
+async def test_reasoning_is_folded_and_text_stays_text(tab: Tab) -> None:
+    """Model output is shown verbatim; thoughts, by either name, can be unfolded and are not sent back."""
+    thoughts = [chunk(1, reasoning=HOSTILE[:5]), chunk(2, reasoning_content=HOSTILE[5:])]
+    events = [chunk(0, role="assistant", content=""), *thoughts, chunk(3, content=HOSTILE)]
     async with served(tab, STATUS, events) as url:
         await tab.open(url)
         await say(tab, HOSTILE)
@@ -78,15 +76,15 @@ async def test_reasoning_is_folded_and_text_stays_text(tab: Tab, field: str) -> 
         assert await tab.evaluate("document.querySelectorAll('main img').length") == 0
 
 
-@pytest.mark.parametrize("width", [390, 1400])
-async def test_a_chat_fits_phones_and_desktops(tab: Tab, width: int) -> None:
+async def test_a_chat_fits_phones_and_desktops(tab: Tab) -> None:
     """No sideways scrolling, and no requests to third parties."""
     async with served(tab, STATUS, [chunk(1, content=300 * "long")]) as url:
-        await tab.screenshot(width, 844)
         await tab.open(url)
         await say(tab, 100 * "long")
         await tab.wait_until(IS_DONE)
-        assert await tab.evaluate("document.documentElement.scrollWidth") == width
+        for width in (390, 1400):
+            await tab.screenshot(width, 844)
+            assert await tab.evaluate("document.documentElement.scrollWidth") == width
         asked = await tab.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
         assert [one for one in asked if not one.startswith(("data:", url))] == []
         assert f"{url}v1/chat/completions" in asked

@@ -6,7 +6,6 @@ import re
 
 import msgspec
 import openai
-import pytest
 
 from melld.api.pages import overview_headers, overview_html
 from melld.control.status import DaemonStatus, ModelState, ModelStatus
@@ -156,13 +155,12 @@ async def test_requests_are_coloured_by_the_scheduler_s_classes(tab: Tab) -> Non
     assert shown == [limits.class_of(size).name for size in sizes]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_the_page_follows_the_browser_s_colour_scheme(tab: Tab, dark: bool) -> None:
+async def test_the_page_follows_the_browser_s_colour_scheme(tab: Tab) -> None:
     """Light by day, dark by night, by the browser's own setting."""
     async with served(tab, STATUS) as url:
         await tab.open(url)
         await tab.wait_until("document.querySelectorAll('.worker').length === 3")
-        picture = await tab.screenshot(1100, 900, dark=dark)
-        ground = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert picture.startswith(b"\x89PNG")
-    assert ground == ("rgb(18, 22, 27)" if dark else "rgb(245, 246, 248)")
+        for dark, expected in ((False, "rgb(245, 246, 248)"), (True, "rgb(18, 22, 27)")):
+            picture = await tab.screenshot(1100, 900, dark=dark)
+            assert picture.startswith(b"\x89PNG")
+            assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") == expected
