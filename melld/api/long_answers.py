@@ -80,7 +80,7 @@ class LongAnswer:
     async def _written(self, model: BaseModel, dump: dict[str, Any]) -> AsyncIterator[bytes]:
         mark, left_out = secrets.token_hex(16), list[Any]()
         short = self._shortened(model, mark, left_out)
-        if not left_out:  # a short one, in the turn of the output that it is made of
+        if not left_out:  # a short one: no turn of its own
             yield short.model_dump_json(**dump).encode()
             return
         await self._turns.mine()
@@ -98,11 +98,11 @@ class LongAnswer:
         for stretch in self._stretches(values):
             yield separator
             separator = b","
+            await self._turns.mine()
             if len(stretch) == 1 and isinstance(stretch[0], BaseModel):
                 async for piece in self._written(stretch[0], dump):
                     yield piece
             else:
-                await self._turns.mine()
                 yield _inner_json(stretch, dump)
         yield b"]"
 

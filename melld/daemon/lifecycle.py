@@ -279,7 +279,7 @@ class Daemon:
             leaving = self._models.unload(model, now)
         if leaving is not None:
             await asyncio.shield(leaving)
-        return leaving is not None
+        return leaving is not None or model not in self._models.served
 
     async def _speak_for_service(self, speaks: bool) -> None:
         """Start or stop notifying the service manager, depending on which daemon is the main process."""

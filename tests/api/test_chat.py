@@ -79,6 +79,7 @@ async def test_reasoning_is_folded_and_text_stays_text(tab: Tab) -> None:
 async def test_a_chat_fits_phones_and_desktops(tab: Tab) -> None:
     """No sideways scrolling, and no requests to third parties."""
     async with served(tab, STATUS, [chunk(1, content=300 * "long")]) as url:
+        await tab.screenshot(390, 844)  # scrollbars are hidden from now on
         await tab.open(url)
         await say(tab, 100 * "long")
         await tab.wait_until(IS_DONE)

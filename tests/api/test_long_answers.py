@@ -119,6 +119,26 @@ def test_the_loop_turns_between_the_pieces() -> None:
     assert turns > values / 1000
 
 
+def test_the_loop_turns_between_many_middling_parts() -> None:
+    """Each is short by itself; a hundred choices with log-probabilities would hold up every stream."""
+    turns = 0
+
+    class Counted(Turns):
+        async def mine(self) -> None:
+            nonlocal turns
+            turns += 1
+
+    class Choice(BaseModel):
+        values: list[int]
+
+    class Answer(BaseModel):
+        choices: list[Choice]
+
+    answer = Answer(choices=[Choice(values=list(range(400)))] * 100)
+    assert asyncio.run(long_answers.LongAnswer(Counted()).encode(answer, {})) == answer.model_dump_json().encode()
+    assert turns >= 100
+
+
 def test_client_text_is_never_mistaken_for_a_placeholder() -> None:
     """Placeholders are random for each answer."""
 

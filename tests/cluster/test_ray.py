@@ -69,7 +69,7 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """Nodes whose workers only ever say that they cannot serve."""
+    """Nodes without PyTorch and vLLM: their workers cannot serve."""
     with two_nodes(with_engine=False) as made:
         yield made
 

@@ -178,6 +178,22 @@ def test_a_model_is_unloaded_once_a_reload_has_been_judged(monkeypatch: pytest.M
     run_virtually(history)
 
 
+def test_a_model_that_went_while_its_unload_waited_is_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another unload, or by the reload that both waited for."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=40).start()
+        models = Reload(town, monkeypatch).models
+        daemon: Any = SimpleNamespace(_models=models, settings=SimpleNamespace(changing=asyncio.Lock()))
+        gone = town.models["b"]
+        assert not await Daemon.unload(daemon, gone, now=False), "it was not loaded by hand"
+        models.served.remove(gone)
+        assert await Daemon.unload(daemon, gone, now=False)
+        await town.close()
+
+    run_virtually(history)
+
+
 def test_a_model_by_hand_that_cannot_be_served_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every later reload would try it again, and fail."""
 

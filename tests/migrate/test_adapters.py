@@ -53,7 +53,7 @@ def test_each_adapter_is_a_model_with_its_own_answers(daemon: DaemonProcess, ope
     assert [stream.result() for stream in streams] == [answer for answer in alone for _ in range(2)]
 
 
-@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
+@pytest.mark.parametrize("via", ["tokens", pytest.param("kv", marks=pytest.mark.long)])
 def test_a_request_moves_with_its_adapter(daemon: DaemonProcess, operator: Operator, via: str) -> None:
     """What is computed after the move uses it."""
     unmoved = Stream(daemon, SHORT | {"model": "poet", "cache_salt": "unmoved"}).result()

@@ -73,7 +73,7 @@ def test_every_worker_sees_an_image_that_it_gets(daemon: DaemonProcess, operator
     assert first != other
 
 
-@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
+@pytest.mark.parametrize("via", ["tokens", pytest.param("kv", marks=pytest.mark.long)])
 def test_a_request_with_an_image_moves(daemon: DaemonProcess, operator: Operator, via: str) -> None:
     """By its blocks, and by its tokens, for which the destination has to encode the image too."""
     image = picture(3)

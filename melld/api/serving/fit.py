@@ -66,7 +66,9 @@ def leave_unknown_fields() -> None:
     In Python, for every model in every event, the look takes as long as all the rest.
     """
     look = OpenAIBaseModel.__log_extra_fields__.__name__
-    for model in OpenAIBaseModel.__subclasses__():  # the inner ones first: they become part of the outer ones
+    models = OpenAIBaseModel.__subclasses__()
+    for at, model in enumerate(models):  # the inner ones first: they become part of the outer ones
+        models[at + 1 : at + 1] = model.__subclasses__()
         looks = model.__pydantic_decorators__.model_validators
         if "Request" not in model.__name__ and looks.pop(look, None) is not None:
             model.model_rebuild(force=True)

@@ -118,8 +118,9 @@ class Reports:
         blocks = done.blocks
         sums = blocks.used_blocks, blocks.total_blocks, blocks.shared_blocks
         self._ledger.blocks_changed(worker, sums, blocks.changed, done.gone)  # type: ignore[arg-type]
-        if step is not None and facts.pace is not None and done.step_s:
-            self._judge(worker, facts.pace, facts.times.costs, done, len(step.tokens) + len(step.outputs))
+        if facts.pace is not None and done.step_s:
+            running = len(step.tokens) + len(step.outputs) if step is not None else 0
+            self._judge(worker, facts.pace, facts.times.costs, done, running)
         reported = self._log(worker, done.leases, step, now_s) if step is not None else Reported()
         if done.step_s:
             kv_bytes = (blocks.used_blocks + blocks.shared_blocks) * facts.geometry.block_bytes

@@ -49,7 +49,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is not checke
         self._turned_s = 0.0
         self.take_step: Callable[[Step], bool] = lambda _: False
         """Does all the work of a step that only continues plain answers, and returns True if it is one."""
-        self.take_plain: Callable[[Tokens, float, Counts], Others] = lambda tokens, *_: list(tokens.items())
+        self.take_plain: Callable[[Tokens, float, Counts], Others] = lambda tokens, *_: list(tokens)
         """Takes tokens that continue plain answers, counts them, and returns the others."""
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -11,7 +11,8 @@ import functools
 import json
 import warnings
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import msgspec
 from vllm.config import VllmConfig
@@ -62,11 +63,15 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
     """
 
     output_handler: asyncio.Task[None] | None
+    media_readers: ClassVar["WeakSet[Frontend]"] = WeakSet()
+    """Of this process, as vLLM's caches are."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         """Make it without a fleet, and outside of any loop, which vLLM would start to read outputs on."""
         engine = Executor.get_class(vllm_config)
         super().__init__(vllm_config=vllm_config, executor_class=engine, log_stats=False, log_requests=False)
+        if self.renderer.mm_processor is not None:
+            self.media_readers.add(self)
         self._loggers = [StepLogger, *load_stat_logger_plugin_factories()]
 
     def connect(self, fleet: Fleet, tasks: tuple[str, ...], judges: Judges) -> None:
@@ -97,9 +102,11 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
         enable_envs_cache()  # vLLM looks some of them up for each token
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """See `AsyncLLM`.  The tokenizer goes too."""
+        """See `AsyncLLM`.  The tokenizer goes too, unless another model reads media and needs vLLM's caches."""
         super().shutdown(timeout)
-        forget_tokenizers()
+        self.media_readers.discard(self)
+        if not self.media_readers:
+            forget_tokenizers()
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *arguments: Any, **more: Any) -> Any:
         """See `AsyncLLM`.  The prompts of one call are admitted one by one, and the loop runs in between.

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbsContent, ChatCompletionResponse
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 
 from melld.api.serving.fit import leave_unknown_fields
@@ -31,6 +31,7 @@ def test_only_requests_are_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     try:
         with caplog.at_level(logging.DEBUG, LOG):
             after = ChatCompletionResponse.model_validate(ANSWER)
+            ChatCompletionLogProbsContent.model_validate({"token": "a", "unknown": 1})  # a model of a model
             assert (after.model_dump_json(), caplog.records) == (before, [])
             ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "unknown": 1})
             assert {record.levelname for record in caplog.records} == {"DEBUG"}

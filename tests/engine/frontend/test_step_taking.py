@@ -69,6 +69,7 @@ def made(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     def begin(self: Any, **_: Any) -> None:
         self.output_processor = SimpleNamespace(process_outputs=lambda *_: None, lora_states=SimpleNamespace())
         self.input_processor = SimpleNamespace()
+        self.renderer = SimpleNamespace(mm_processor=None, shutdown=lambda: None)
         self.vllm_config, self.model_config = SILENT, SimpleNamespace(get_vocab_size=lambda: 8)
         self.output_handler = None
 

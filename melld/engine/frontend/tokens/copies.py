@@ -5,9 +5,11 @@ are complete: with 150,000 tokens they take over a second of the interpreter, in
 and 120 MB.  These take 3 ms: the tables are the same objects, which a tokenizer never changes once it is loaded.
 """
 
+import copy
 from typing import Any
 
 from tokenizers import Tokenizer
+from vllm.multimodal.processing.processor import cached_encode
 from vllm.tokenizers import cached_get_tokenizer, hf
 from vllm.transformers_utils import processor
 from vllm.utils import func_utils
@@ -48,15 +50,18 @@ def _alike(tokenizer: Any) -> Any:
 
 def _independent(tokenizer: Any, _copied: dict[int, Any]) -> Any:
     found = _alike(tokenizer)
+    for name, value in tokenizer.__dict__.items():
+        if isinstance(value, dict | list):
+            found.__dict__[name] = copy.copy(value)
     found._tokenizer = twin(tokenizer._tokenizer)  # noqa: SLF001
     return found
 
 
 def forget_tokenizers() -> None:
     """Empty vLLM's caches that keep tokenizers: one of a model that has gone would stay until many more have come."""
-    cached_get_tokenizer.cache_clear()
-    processor.cached_get_processor.cache_clear()
-    func_utils._supports_kw.cache_clear()  # noqa: SLF001
+    caches = (cached_get_tokenizer, cached_encode, processor.cached_get_processor, processor.get_processor_kwargs_type)
+    for cache in (*caches, func_utils._supports_kw):  # noqa: SLF001
+        cache.cache_clear()
 
 
 hf.get_cached_tokenizer = with_cheap_copies
