@@ -9,6 +9,7 @@ configuration changes nothing.
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -295,3 +296,4 @@ class Models:
             model.parts.decisions.close()
         self._vllm_metrics.forget(model.key)
         del self._leaving[model]
+        asyncio.get_running_loop().call_soon(gc.collect)  # its front end: all cycles, and large
