@@ -18,7 +18,7 @@ MOST_STEPS = 8
 
 
 class Step(msgspec.Struct):
-    """What a step has made, or several of one worker: vLLM's `EngineCoreOutputs`, apart from `tokens`."""
+    """Outputs of one step or several of a worker: vLLM's `EngineCoreOutputs`, apart from `tokens`."""
 
     tokens: dict[RequestId, list[int]] = {}
     """request -> its next tokens, if that is all; they precede its output."""

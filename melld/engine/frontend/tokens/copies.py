@@ -53,7 +53,8 @@ def _independent(tokenizer: Any, _copied: dict[int, Any]) -> Any:
     for name, value in tokenizer.__dict__.items():
         if isinstance(value, dict | list):
             found.__dict__[name] = copy.copy(value)
-    found._tokenizer = twin(tokenizer._tokenizer)  # noqa: SLF001
+    core = tokenizer._tokenizer  # noqa: SLF001
+    found._tokenizer = twin(core) or copy.deepcopy(core)  # noqa: SLF001
     return found
 
 

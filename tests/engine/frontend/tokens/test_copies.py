@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vllm.tokenizers import maybe_make_thread_pool
 
+from melld.engine.frontend.tokens import copies
 from melld.engine.frontend.tokens.copies import twin, with_cheap_copies
 
 ADDED = [AddedToken("<|tool|>", special=True), AddedToken("<think>", special=False, rstrip=True), AddedToken("Hé")]
@@ -92,6 +93,15 @@ def test_copies_hold_one_table(demo_model: Path) -> None:
         assert other("a <think> b")["input_ids"] == tokenizer("a <think> b")["input_ids"]
     assert copy.copy(tokenizer)._tokenizer is tokenizer._tokenizer
     assert copy.deepcopy(tokenizer)._tokenizer is not tokenizer._tokenizer
+
+
+def test_a_tokenizer_that_has_no_twin_later_is_copied_whole(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens may have been added to it since."""
+    tokenizer = with_cheap_copies(AutoTokenizer.from_pretrained(demo_model))
+    monkeypatch.setattr(copies, "twin", lambda _: None)
+    other = copy.deepcopy(tokenizer)
+    assert other._tokenizer is not tokenizer._tokenizer
+    assert other("a <think> b")["input_ids"] == tokenizer("a <think> b")["input_ids"]
 
 
 def test_threads_can_use_the_copies_at_once(demo_model: Path) -> None:
