@@ -48,7 +48,7 @@ async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it is opened, or read
         return True
 
 
