@@ -212,7 +212,7 @@ def test_an_old_daemon_that_dies_leaves_the_new_one_with_everything(pair: Pair) 
     assert pair.daemon.status()["pid"] == new
 
 
-@pytest.mark.long  # its short form: two models, `test_several_devices`
+@pytest.mark.long
 def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
     """The new daemon answers them, and the operator hears that they wait."""
     nursery()
