@@ -144,7 +144,8 @@ def test_a_short_request_is_counted_with_its_states(bench: Bench) -> None:
     assert stream.result().error is None
 
 
-@pytest.mark.parametrize("lost", ["w1", *(pytest.param(one, marks=pytest.mark.long) for one in (None, "w0"))])
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["w1", None, "w0"])
 def test_under_roles_each_state_is_handed_over_after_the_first_token(
     bench: Bench, split: Bench, lost: str | None
 ) -> None:
