@@ -113,12 +113,13 @@ def build_engine(
 
         mend()
         hold_kv_in_shared_memory()
+    locks: contextlib.AbstractContextManager[None] = _locks_without_tracker()
     if config.parallel_config.world_size > 1:
-        executor = among_ranks(executor)
+        executor, locks = among_ranks(executor), contextlib.nullcontext()
     if arena is not None:
         executor = arena.hold_kv_of(executor)
     tell("loading the model")
-    with _locks_without_tracker():
+    with locks:
         engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
     _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
