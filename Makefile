@@ -47,7 +47,8 @@ PYTEST := $(KEEP_COMPILED) $(RUN)/python -m pytest -n 6 --no-loadscope-reorder
 test: $(DEV)
 	$(PYTEST) $(ARGS)
 
-# The long forms too: cases that `make test` proves on a lone worker run on a daemon, and with four times the examples.
+# The long forms too: what `make test` proves of one of several cases, on a lone worker, or without Ray, tensor
+# parallelism or a random history, and four times the examples.  ARGS="-m long" for these alone, as CI.
 test-all: $(DEV)
 	$(PYTEST) --long $(ARGS)
 

@@ -27,7 +27,7 @@ SHARING = ("migrate", "residency", "api", "faults", "decisions")
 OF_API = ("guards", "serving", "docs", "test_profile")
 """What shares the daemons of `api`: folders and a file."""
 ALONE = ("test_suspension", "test_tensor_parallel", "test_audio", "test_images", "test_adapters", "test_states")
-ALONE += ("test_damaged_copies",)
+ALONE += ("test_damaged_copies", "test_tensor_parallel_kinds", "test_audio_in_chats")
 """Files of these folders that take long with daemons or workers of their own."""
 FIRST = (*SHARING[:3], *OF_API[:3], SHARING[3], "serve", *SHARING[4:], "simulator", "slo", "cli", "worker", "tests")
 """What takes longest goes first, so that all processes end with short files."""

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 VARIABLE = "MELLD_TEST_NURSERY"
 """In the environment of processes whose nursery was started by another."""
-GENUINE_TEMPLATE = "MELLD_TEST_GENUINE_TEMPLATE"
-"""In the environment of a daemon whose template of the workers is to make its imports itself."""
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 17, 16
 
 

@@ -31,6 +31,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
+import setproctitle
 from hypothesis.internal.conjecture import providers
 
 from melld.daemon.renewal import old
@@ -39,7 +40,7 @@ from melld.engine.vllm_options import option_kinds
 from melld.engine.worker.forking import has_one_thread, preload
 from melld.engine.worker.start import die_with_parent
 from tests import daemon_faults, worker_faults
-from tests.forked import GENUINE_TEMPLATE, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
+from tests.forked import MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, ForkedPython, Program
 
 IMPORTS = (
     "uvloop",
@@ -76,7 +77,7 @@ IMPORTS = (
 TEMPLATES = 2
 """Fork servers that each daemon has beforehand."""
 CLEAR_OF_THE_REST = 64
-"""Descriptors that came are put above it, before each gets the number that it was sent for."""
+"""Descriptors that came are put above it and all their numbers, before each gets the number that it was sent for."""
 
 
 class Nursery:
@@ -160,8 +161,7 @@ def become(program: Program, descriptors: list[int]) -> None:
         at_once = bool(program.environment.get("PYTHONUNBUFFERED"))
         stream.reconfigure(line_buffering=stream.isatty() or stream is sys.stderr, write_through=at_once)
     if {"serve", "agent"} & set(program.words):
-        if GENUINE_TEMPLATE not in program.environment:
-            util.spawnv_passfds = fork_templates(TEMPLATES)
+        util.spawnv_passfds = fork_templates(TEMPLATES)
         sys.orig_argv = [sys.executable, *program.words]
         old.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": ForkedPython})  # type: ignore[attr-defined]
     if worker_faults.VARIABLE in program.environment:
@@ -183,7 +183,8 @@ def _place(descriptors: list[int], numbers: list[int]) -> None:
     """Give each descriptor the number that the program knows it by."""
     import fcntl
 
-    lifted = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CLEAR_OF_THE_REST) for descriptor in descriptors]
+    above = max([CLEAR_OF_THE_REST, *(number + 1 for number in numbers)])
+    lifted = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
     for descriptor, number in zip(lifted, numbers, strict=True):
@@ -261,6 +262,7 @@ def forget_exits() -> None:
 def main(listener: socket.socket) -> None:
     """Import, then serve the socket's clients."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests' Ctrl-C: their end is ours
+    setproctitle.getproctitle()  # which finds where the name stands, before any environment is changed
     os.environ.update(COMMON_ENVIRONMENT | CPU_ENVIRONMENT)
     gc.disable()
     preload("cpu")

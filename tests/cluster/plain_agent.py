@@ -144,7 +144,9 @@ class Site(News):
 
     def worker(self, machine: Machine, name: str = "w0") -> WorkerProcess:
         """Start a worker of the site's model, reported by name: `w0 WorkerReady`, `w0 ended`."""
-        config = Config(model=ModelConfig(path=self.models[0].path), devices=DevicesConfig(cpu=CpuDevices(count=1)))
+        config = Config(
+            model=ModelConfig(path=self.models[0].path), devices=DevicesConfig(cpu=CpuDevices(count=1, kv_bytes="8MiB"))
+        )
         spec = msgspec.structs.replace(make_slots(config, [], os.environ)[0].spec, worker=name)
 
         def said(message: Any, _payload: list[bytes]) -> None:

@@ -37,7 +37,10 @@ launcher._running = {ray.put("it left"): node for node in ("n1", "n2", "n3")}
 launcher._look()
 print(*sorted(message.node for message in told if isinstance(message, AgentEnded)))
 """
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.long,  # its short form: `test_agents` and `test_launcher`, without Ray
+]
 
 
 class Daemon(News):
@@ -142,7 +145,6 @@ async def test_agents_that_end_together_are_reported_together(nodes: RayNodes) -
     assert told.decode().split() == ["n1", "n2", "n3"]
 
 
-@pytest.mark.long
 async def test_a_cluster_open_to_everybody_is_refused() -> None:
     """With what to do about it."""
     with RayNodes("disabled") as open_nodes, pytest.MonkeyPatch.context() as patch:
@@ -153,7 +155,6 @@ async def test_a_cluster_open_to_everybody_is_refused() -> None:
     assert f"the Ray cluster at {open_nodes.address} is open: anyone who can reach it can run code" in why
 
 
-@pytest.mark.long
 async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
     """Nothing is reported; its successor starts agents as before."""
     heard, _ = daemon
@@ -166,7 +167,6 @@ async def test_machines_outlive_the_launcher(nodes: RayNodes, daemon: tuple[Daem
     assert [what for what, _ in heard.told[since:]] == [f"lost {OTHER}", f"joined {OTHER}"]
 
 
-@pytest.mark.long
 async def test_a_lost_node_takes_only_its_machine(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
     """With every process there; a node restarted at that address is a machine again."""
     heard, made = daemon
@@ -180,7 +180,6 @@ async def test_a_lost_node_takes_only_its_machine(nodes: RayNodes, daemon: tuple
     assert made.machines[HEAD] is other
 
 
-@pytest.mark.long
 async def test_machines_outlive_the_head(nodes: RayNodes, daemon: tuple[Daemon, Cluster]) -> None:
     """Ray's head decides nothing that a running request needs.  Last: there is no cluster after this."""
     heard, made = daemon

@@ -85,7 +85,7 @@ pauses of ranks that wait | replaced | 0.27 | yes
 groups of one process | replaced | torch 2.13 | yes, to torch: a group that needs no store
   why   gloo would open thirteen ports for an engine, some to the network
   ours  engine.worker.start: init_process_group new_group
-  test  serve/test_ports.py::test_the_api_s_port_is_the_only_one
+  test  api/test_ports.py::test_the_api_s_port_is_the_only_one
 
 what a worker tells as it starts | private | 0.27 | no
   why   the front end's configuration follows the workers'

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.decisions.audit import Auditor
 from tests.faults.reader import Reader
-from tests.migrate.live import CALM, Operator
+from tests.migrate.live import CALM, LONGEST_PAUSE_S, Operator
 from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 
@@ -68,10 +68,11 @@ class Subject:
 
     def until(self, holds: Callable[[Any], Any], deadline_s: float = PATIENCE_S) -> Any:
         """Ask until it holds; return the status for which it did."""
-        end_s = time.monotonic() + deadline_s
+        end_s, pause_s = time.monotonic() + deadline_s, 0.01
         while not holds(status := self.status()):
             assert time.monotonic() < end_s, status
-            time.sleep(0.02)  # another process: asking it is the only way to know
+            time.sleep(pause_s)  # another process: asking it is the only way to know
+            pause_s = min(1.3 * pause_s, LONGEST_PAUSE_S)
         return status
 
     def judge(self, readers: Sequence[Reader], refusals: Iterable[str] = ()) -> list[str]:

@@ -17,6 +17,9 @@ from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import slowed
 
+SLOW_S = 0.2
+"""By so much each running request makes a step longer."""
+
 
 @pytest.fixture(scope="module")
 def harmed(demo_model: Path) -> Iterator[DaemonProcess]:
@@ -78,7 +81,7 @@ def test_a_failing_task_is_restarted_and_costs_no_stream(harmed: DaemonProcess, 
     """Each in turn, in the midst of its work, under load with moves: every answer is that of a quiet daemon."""
     history = History(harmed, tmp_path, seed=3, harm_every_s=1.0, bodies=6)
     history.spared = frozenset({"w0", "w1"})
-    history.move_every_s = 0.1
+    history.move_every_s = 0.3
     history.play(requests=0, clients=0)  # takes the undisturbed answers
     over = threading.Event()
 
@@ -91,7 +94,7 @@ def test_a_failing_task_is_restarted_and_costs_no_stream(harmed: DaemonProcess, 
     try:
         wait_restarts(harmed, "token texts", 1)
         assert restarts(harmed) == dict.fromkeys((*TASKS, "outputs"), 0.0) | {"token texts": 1.0}
-        with slowed(harmed.faults):  # the streams of a few calls last as long as the tasks take
+        with slowed(harmed.faults, SLOW_S):  # the streams of a few calls last as long as the tasks take
             for task in TASKS:
                 fail(harmed, task)
         ready = json.loads(harmed.get("/ready"))

@@ -43,6 +43,7 @@ def two_on(subject: Subject, *bodies: dict[str, Any]) -> list[Reader]:
     return readers
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_its_prefill_goes_unnoticed(subject: Subject) -> None:
     """The client whose prompt was being computed waits a moment longer, and knows of nothing."""
     long = body(40, prompt=3000)
@@ -121,6 +122,7 @@ def test_only_the_worker_that_runs_out_of_memory_is_lost(subject: Subject) -> No
         assert (worker["pid"] != before[worker["worker"]]["pid"]) == lost
 
 
+@pytest.mark.long  # its short form: `test_failover`, one request
 def test_a_dead_worker_s_request_waits_if_there_is_no_room_elsewhere(subject: Subject) -> None:
     """Both die: whoever had begun waits until a worker is back, however long that takes, and is not refused."""
     bodies = [body(seed=number) for number in range(4)]

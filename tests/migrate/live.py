@@ -265,6 +265,7 @@ class Operator:
 def linked_workers(model: Path, *flags: str) -> Iterator[DaemonProcess]:
     """A daemon of two workers, both always in use, once KV can be copied both ways between them."""
     spread = ("--device", "cpu:2", "--set", 'scheduler.policy="most-free"', "--set", "idle.sleep_after_s=inf")
+    spread += ("--kv-bytes", "32MiB")
     with DaemonProcess(model, *spread, *flags, harmable=True) as process:
         process.wait_ready()
         Operator(process).wait_linked(process)

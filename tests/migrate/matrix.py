@@ -111,7 +111,7 @@ _ORDINARY = (
 )
 HAND_OVERS = tuple(msgspec.structs.replace(loss, after_first_token=True) for loss in _ORDINARY)
 """At every step of a hand-over after the first token."""
-FEW_HAND_OVERS = (HAND_OVERS[0], HAND_OVERS[3], HAND_OVERS[8])
+FEW_HAND_OVERS = (HAND_OVERS[0], HAND_OVERS[8])
 
 FEW = (
     _killed("source", "frozen"),

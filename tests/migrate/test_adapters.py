@@ -66,6 +66,7 @@ def test_a_request_moves_with_its_adapter(daemon: DaemonProcess, operator: Opera
     assert unmoved.error is None
 
 
+@pytest.mark.long
 def test_a_request_with_an_adapter_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
     """kill -9: it goes on elsewhere, and the worker's next process loads the adapter on demand."""
     unmoved = Stream(daemon, SHORT | {"model": "pirate"}).result()
@@ -78,6 +79,7 @@ def test_a_request_with_an_adapter_survives_its_worker(daemon: DaemonProcess, op
     assert unmoved.error is None
 
 
+@pytest.mark.long
 def test_a_missing_adapter_fails_only_its_own_requests(
     daemon: DaemonProcess, operator: Operator, adapters: Path
 ) -> None:

@@ -1,14 +1,16 @@
 """A short random history on real workers: nothing lost, doubled, altered or hung, and nothing left behind."""
 
-from tests.effort import is_long
+import pytest
+
 from tests.migrate.chaos import History, pause_after
 from tests.migrate.live import Bench
 
 
+@pytest.mark.long  # its short forms: the kills of `test_failover`, and the moves of `tests/faults/test_tasks.py`
 def test_a_random_history_harms_no_answer(bench: Bench) -> None:
     """Moves, disconnects and workers that die at any step of a migration, together."""
-    requests, bodies, every_s = (100, 20, 4.0) if is_long() else (16, 6, 1.5)
-    history = History(bench.daemon, bench.faults, seed=5, harm_every_s=every_s, bodies=bodies)
+    requests = 100
+    history = History(bench.daemon, bench.faults, seed=5, harm_every_s=4.0, bodies=20)
     history.play(requests=requests, clients=6)
     assert history.wrong == []
     assert not history.tally["rounded"]

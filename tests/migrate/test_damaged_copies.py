@@ -10,6 +10,8 @@ from tests.migrate.live import CASES, Bench, Stream
 from tests.serve.daemon_process import DaemonProcess
 from tests.worker_faults import DAMAGES, PULLED
 
+pytestmark = pytest.mark.long  # its short forms: a wrong byte in `transports`, a failed copy in `test_migration`
+
 
 @pytest.fixture(autouse=True)
 def _left_as_it_was(checked: Bench) -> Iterator[None]:
@@ -30,12 +32,7 @@ def checked(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield bench
 
 
-def each(here: str) -> list[Any]:
-    """Return the kinds of damage; in the short form this one."""
-    return [damage if damage == here else pytest.param(damage, marks=pytest.mark.long) for damage in DAMAGES]
-
-
-@pytest.mark.parametrize("damage", each("CORRUPT"))
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_corruption_before_the_freeze_is_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
     """A flipped or missing block: the move fails, the answer does not show it, the next move works."""
     with checked.slowed():
@@ -49,7 +46,7 @@ def test_corruption_before_the_freeze_is_found_and_the_source_goes_on(checked: B
     assert 'outcome="copy failed",via="kv"' in checked.daemon.get("/metrics")
 
 
-@pytest.mark.parametrize("damage", each("SHORT"))
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_corruption_after_the_freeze_is_found_and_the_source_goes_on(checked: Bench, damage: str) -> None:
     """The same in the last copy, when the request is frozen: it is thawed."""
     body = {"prompt": [9, 8, 7], "max_tokens": 100, "temperature": 0, "ignore_eos": True}

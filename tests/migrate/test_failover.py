@@ -31,9 +31,15 @@ def pid_of(bench: Bench, worker: str) -> int:
     return next(int(one["pid"]) for one in bench.operator.status()["workers"] if one["worker"] == worker)
 
 
-def test_a_killed_worker_s_answers_are_unchanged(bench: Bench) -> None:
+HERE = ("json_schema", "n", "logprobs", "stop")
+"""In the short form; `tests/engine/worker/residency` resumes each of the others from its tokens, too."""
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(HERE, id="some"), pytest.param((*CASES, "stop"), id="all", marks=pytest.mark.long)]
+)
+def test_a_killed_worker_s_answers_are_unchanged(bench: Bench, names: tuple[str, ...]) -> None:
     """kill -9 in mid-answer, whatever was asked for: text, logprobs, finish reason and usage do not show it."""
-    names = [*CASES, "stop"]
     bench.learn(names)
     unmoved = [bench.unmoved(name) for name in names]
     with bench.slowed():
@@ -97,6 +103,7 @@ def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
     assert lose_two_workers(bench, "ABRT") == [(500, "false")]
 
 
+@pytest.mark.long  # its short form: the request below, whose workers are both killed from outside
 def test_a_request_whose_workers_are_killed_from_outside_continues(bench: Bench) -> None:
     """kill -9, twice in a row, under the same request: it is not to blame."""
     assert lose_two_workers(bench, "KILL") == [(200, None)]

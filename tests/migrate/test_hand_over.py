@@ -67,7 +67,7 @@ def check_followed(report: Any) -> None:
     assert not {"copied", "has little left to do"} & set(story), report["story"]
 
 
-HERE = ("json_schema", "prompt_logprobs")
+HERE = ("json_schema",)
 """In the short form."""
 
 
@@ -89,6 +89,7 @@ def test_a_hand_over_after_the_first_token_leaves_the_answer_unchanged(bench: Be
         check_followed(reports[0])
 
 
+@pytest.mark.long
 def test_a_prompt_of_one_chunk_is_followed_while_it_waits(bench: Bench) -> None:
     """It is queued behind another's chunks, has nothing to copy, and is handed over with all its blocks.
 
@@ -139,7 +140,8 @@ def test_a_worker_lost_during_a_hand_over_costs_no_token(bench: Bench, loss: Los
     assert suffer(bench, loss) == []
 
 
-@pytest.mark.parametrize("role", [pytest.param("source", marks=pytest.mark.long), "destination"])
+@pytest.mark.long  # its short form: a loss of `FEW_HAND_OVERS`
+@pytest.mark.parametrize("role", ["source", "destination"])
 def test_a_worker_killed_while_a_prompt_is_followed_costs_no_token(bench: Bench, role: str) -> None:
     """In that very state: the source computes on, or the prompt is recomputed where the destination was."""
     unmoved = bench.unmoved("long prompt")

@@ -87,6 +87,7 @@ def test_a_request_with_an_image_moves(daemon: DaemonProcess, operator: Operator
     assert unmoved.error is None
 
 
+@pytest.mark.long
 def test_a_request_with_an_image_survives_its_worker(daemon: DaemonProcess, operator: Operator) -> None:
     """kill -9 in mid-answer: the next worker gets the image along with the tokens."""
     image = picture(4)

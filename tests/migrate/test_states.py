@@ -19,11 +19,10 @@ SPLIT = ("--set", 'scheduler.policy="mell-slo"', "--role", "w0=prefill", "--role
 SPLIT += ("--set", "targets.itl_ms=1000")  # slowed, one worker is to have room for all
 ROUNDING = 1e-4
 """Log-probabilities of what is computed again: a prompt's states are other sums than those of single tokens."""
-HERE = ("penalties",)
-"""In the short form; what is long here, `tests/engine/worker/residency/test_states.py` does on two workers alone."""
+pytestmark = pytest.mark.long  # its short form, on two workers alone: `tests/engine/worker/residency/test_states.py`
 
 
-@pytest.fixture(scope="module", params=["granite4_h_micro", pytest.param("qwen3_5", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["granite4_h_micro", "qwen3_5"])
 def model(model_of: Callable[[str], Path], request: Any) -> Path:
     """Three layers of Mamba 2 and one of attention, or six of gated delta nets and two."""
     return model_of(request.param)
@@ -65,10 +64,8 @@ def check(stream: Stream, unmoved: Any) -> None:
         assert alike(vars(choice), vars(unmoved.choices[index]), ROUNDING)
 
 
-@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "name", [name if name in HERE else pytest.param(name, marks=pytest.mark.long) for name in CASES]
-)
+@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("name", CASES)
 def test_a_moved_answer_is_unchanged(bench: Bench, name: str, via: str) -> None:
     """By KV its state comes with it; by tokens it is recomputed."""
     unmoved = bench.unmoved(name)
@@ -90,7 +87,6 @@ def test_a_hand_over_after_the_first_token_leaves_the_answer_unchanged(bench: Be
     check(stream, unmoved)
 
 
-@pytest.mark.long
 def test_many_moves_at_once_leave_every_answer_unchanged(bench: Bench) -> None:
     """A worker is emptied: all go, each with its own state, and come back."""
     names = ["greedy", "seeded", "penalties", "n", "min_tokens"]
@@ -106,7 +102,6 @@ def test_many_moves_at_once_leave_every_answer_unchanged(bench: Bench) -> None:
         check(stream, bench.unmoved(name))
 
 
-@pytest.mark.long
 def test_cached_prefixes_are_found_with_their_states(bench: Bench) -> None:
     """A continued chat answers as without a cache."""
     prompt = [5 + 7 * number % 2000 for number in range(700)]
@@ -117,7 +112,6 @@ def test_cached_prefixes_are_found_with_their_states(bench: Bench) -> None:
         assert found.choices[0].text == alone.choices[0].text
 
 
-@pytest.mark.long
 def test_a_killed_worker_s_requests_continue(bench: Bench) -> None:
     """With the worker its states are gone: they are recomputed elsewhere."""
     names = ["long", "seeded"]
@@ -144,7 +138,7 @@ def test_a_short_request_is_counted_with_its_states(bench: Bench) -> None:
     assert stream.result().error is None
 
 
-@pytest.mark.parametrize("lost", ["w1", *(pytest.param(one, marks=pytest.mark.long) for one in (None, "w0"))])
+@pytest.mark.parametrize("lost", ["w1", None, "w0"])
 def test_under_roles_each_state_is_handed_over_after_the_first_token(
     bench: Bench, split: Bench, lost: str | None
 ) -> None:

@@ -27,7 +27,7 @@ URGENT = GREEDY | {"priority": -1, "max_tokens": 20}
 KILLED = ("suspending", "aborted", "waiting", "resumed", "step")
 """When the worker dies: before it hears of the suspension; before it says that it has; while the low one waits; as it
 comes back; after the next step."""
-FEW = ("aborted", "waiting")
+FEW = ("aborted",)
 """In the short form."""
 ROUNDING = 1e-4
 

@@ -22,8 +22,7 @@ STEP_S = 0.15
 CASES = {"greedy": GREEDY | SHORT, "seeded": SEEDED | SHORT | {"logprobs": True, "top_logprobs": 3}}
 ALL_CASES = CASES | {"long": GREEDY | {"max_tokens": 160}}
 SILENCE_S = 3.0
-HERE = (("greedy", "tokens"), ("seeded", "kv"))
-"""Moves in the short form."""
+pytestmark = pytest.mark.long
 
 
 class Group:
@@ -125,14 +124,8 @@ def test_idle_ranks_yield_their_cores(group: Group) -> None:
     assert max(computed_s(rank) - was_s for rank, was_s in zip(ranks, before_s, strict=True)) < 0.25 * lasted_s
 
 
-@pytest.mark.parametrize(
-    ("case", "via"),
-    [
-        pytest.param(case, via, marks=() if (case, via) in HERE else pytest.mark.long)
-        for case in CASES
-        for via in ("tokens", "kv")
-    ],
-)
+@pytest.mark.parametrize("via", ["tokens", "kv"])
+@pytest.mark.parametrize("case", CASES)
 def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[str, str], case: str, via: str) -> None:
     """Every rank must know the request, have its part of the blocks, and sample with the same generator."""
     with group.slowed():
@@ -142,7 +135,6 @@ def test_a_request_moves_between_workers_of_two_ranks(group: Group, told: dict[s
     assert (answer.error, answer.choices[0].text) == (None, told[case])
 
 
-@pytest.mark.long
 def test_a_worker_of_two_ranks_drains_and_comes_back(group: Group, told: dict[str, str]) -> None:
     """A pair of devices leaves service: nobody is cut, and both are free until they are wanted."""
     with group.slowed():

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from melld.control.client import ControlClient
 from tests import worker_faults
-from tests.forked import GENUINE_TEMPLATE, ForkedPython, run_melld
+from tests.forked import ForkedPython, run_melld
 from tests.patience import PATIENCE_S
 
 HAND_OVER = """
@@ -43,9 +43,9 @@ class DaemonProcess:
     ) -> None:
         """`model`: None if a file among the arguments names the models.
 
-        `handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.  The workers'
-        template of such a daemon makes its imports itself, as a user's does; a `genuine` daemon makes all of them.
-        Others are forks of a process that has made them.
+        `handed`: a listening socket that the daemon gets as file descriptor 3, as systemd hands it over.  A `genuine`
+        daemon makes its imports itself, as a user's does; others, and their workers' templates, are forks of a process
+        that has made them.
 
         `program`: what Python runs, for a daemon with a fault of its own.  `harmable`: its workers can be harmed.
         """
@@ -61,7 +61,6 @@ class DaemonProcess:
         told = {"PYTHONUNBUFFERED": "1"} | harm
         if handed is not None:
             command = [sys.executable, "-c", HAND_OVER, str(handed.fileno()), *command[2:]]
-            told[GENUINE_TEMPLATE] = "1"
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         start = subprocess.Popen if genuine else ForkedPython

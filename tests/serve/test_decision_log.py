@@ -37,12 +37,12 @@ def log(life: Life) -> Path:
 def life(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Life:
     """A daemon's whole life: load, moves of the policy's and the operator's, a worker's death, its stop."""
     path = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
-    flags = ["--device", "cpu:3", "--kv-bytes", "8MiB", "--set", 'scheduler.policy="mell-plus"']
+    flags = ["--device", "cpu:3", "--kv-bytes", "4MiB", "--set", 'scheduler.policy="mell-plus"']
     flags += ["--set", f'scheduler.decision_log="{path}"', "--set", "idle.sleep_after_s=0.5"]
     with DaemonProcess(demo_model, *flags, harmable=True) as daemon:
         operator = Operator(daemon.wait_ready())
-        body = {"prompt": list(range(5, 205)), "temperature": 0, "ignore_eos": True}
-        lengths = [100 + 20 * number for number in range(STREAMS)]
+        body = {"prompt": list(range(5, 105)), "temperature": 0, "ignore_eos": True}
+        lengths = [50 + 10 * number for number in range(STREAMS)]
         with slowed(daemon.faults):
             streams = [Stream(daemon, {**body, "max_tokens": tokens, "cache_salt": str(tokens)}) for tokens in lengths]
             streams[-1].wait_chunks(5)

@@ -120,7 +120,8 @@ def test_an_idle_model_dozes_and_answers_as_before(dozy: DaemonProcess) -> None:
     assert tenant(dozy)["resident_bytes"] == there["resident_bytes"]
 
 
-@pytest.mark.parametrize("encodes", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("encodes", [False, True])
 def test_a_model_that_embeds_dozes_too(demo_model: Path, wide: Path, tmp_path: Path, encodes: bool) -> None:
     """It makes no tokens, so a vector proves that it is restored."""
     if encodes:
@@ -189,6 +190,7 @@ def scribbled(daemon: DaemonProcess) -> Iterator[None]:
         os.close(file)
 
 
+@pytest.mark.long
 def test_other_engines_trials_end_no_waking_worker(dozy: DaemonProcess) -> None:
     """It makes a token before it has any memory to itself, and must make the same one as when it began to doze."""
     before, process = asked(dozy), worker(dozy)

@@ -210,6 +210,7 @@ def test_an_operator_adds_a_model_by_hand(town: Town) -> None:
     assert town.names() == ["demo", "other"]
 
 
+@pytest.mark.long
 def test_a_lone_model_gets_a_neighbour_without_a_restart(town: Town, tmp_path: Path) -> None:
     """Its worker and its streams go on, and the other is served beside it; then either may leave for the other."""
     file = tmp_path / "melld.toml"

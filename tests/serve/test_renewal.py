@@ -26,7 +26,7 @@ from tests.serve.manager import manager_at
 from tests.serve.test_serve import is_gone
 from tests.worker_faults import slowed
 
-TOKENS = 150
+TOKENS, FEW_TOKENS = 150, 70
 
 
 def body(tokens: int = TOKENS) -> dict[str, Any]:
@@ -151,13 +151,13 @@ def test_an_unsuitable_version_of_vllm_is_named_as_the_reason(demo_model: Path, 
 
 def test_streams_outlive_a_renewal_and_stored_answers_move_over(pair: Pair) -> None:
     """On two devices no request waits: one of the daemons takes it at every moment."""
-    whole = pair.stream().result()
+    whole = pair.stream(FEW_TOKENS).result()
     url = pair.daemon.url
     stored = request(url, "POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 2}).json()
     operator, old = Operator(pair.daemon), pair.daemon.status()["pid"]
     idle = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
-    with slowed(pair.daemon.faults, 0.02):
-        streams = [pair.stream() for _ in range(4)]
+    with slowed(pair.daemon.faults, 0.25):
+        streams = [pair.stream(FEW_TOKENS) for _ in range(4)]
         operator.wait(lambda status: sum(bool(one["output_tokens"]) for one in status["requests"]) == 4, PATIENCE_S)
         story = pair.daemon.status()["requests"][0]["request"]
         pair.heard.clear()
@@ -168,9 +168,9 @@ def test_streams_outlive_a_renewal_and_stored_answers_move_over(pair: Pair) -> N
         told = pair.daemon.status()["renewal"]
         assert f"has taken over from pid {old}" in told
         assert_answered(idle)
-        late = pair.stream(20)
+        late = pair.stream(4)
         assert late.result().error is None
-        assert [stream.result() for stream in streams] == [whole] * 4
+    assert [stream.result() for stream in streams] == [whole] * 4
     wait_until(lambda: not pair.daemon.status()["renewal"])
     operator.wait_ready()
     assert request(url, "GET", f"/v1/responses/{stored['id']}").json() == stored
@@ -212,7 +212,7 @@ def test_an_old_daemon_that_dies_leaves_the_new_one_with_everything(pair: Pair) 
     assert pair.daemon.status()["pid"] == new
 
 
-@pytest.mark.long  # its short form: two models, `test_several_devices`
+@pytest.mark.long
 def test_on_one_device_requests_wait_at_the_socket(demo_model: Path) -> None:
     """The new daemon answers them, and the operator hears that they wait."""
     nursery()

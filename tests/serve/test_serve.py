@@ -48,7 +48,7 @@ async def answer(client: openai.AsyncOpenAI, seed: int, max_tokens: int) -> str:
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it is opened, or read
         return True
 
 
@@ -131,16 +131,17 @@ class TestWorkersLives:
     ) -> None:
         """SIGTERM drains to its deadline; a cut stream says so, to the manager too; the exit code is 0."""
         async with client_of(own) as client:
-            short = asyncio.create_task(answer(client, 1, 5))
-            long = asyncio.create_task(answer(client, 2, 10_000))
-            await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
-            pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
-            forget_heard(manager)
-            own.process.send_signal(signal.SIGTERM)
-            assert await short
-            with pytest.raises(openai.APIError):
-                await long
-            assert await asyncio.to_thread(own.wait_end) == 0
+            with slowed(own.faults):
+                short = asyncio.create_task(answer(client, 1, 5))
+                long = asyncio.create_task(answer(client, 2, 10_000))
+                await until(lambda: any(r["output_tokens"] > 10 for r in own.status()["requests"]))
+                pids = [worker["pid"] for worker in own.status()["workers"] if worker["pid"]]
+                forget_heard(manager)
+                own.process.send_signal(signal.SIGTERM)
+                assert await short
+                with pytest.raises(openai.APIError):
+                    await long
+                assert await asyncio.to_thread(own.wait_end) == 0
             hear_until(manager, "STOPPING=1")
             await until(lambda: all(is_gone(pid) for pid in pids))
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.api.http_client import COMPLETIONS, completion, request
@@ -38,7 +39,7 @@ class Service(NamedTuple):
 
 
 GENUINE = pytest.param(True, marks=pytest.mark.long, id="genuine")
-"""A daemon that makes all of its imports itself, as a user's does; another's workers' template makes its own."""
+"""A daemon that makes its imports itself, as a user's does, and so does its workers' template."""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(False, id="forked"), GENUINE])
@@ -92,6 +93,7 @@ def test_the_daemon_is_ready_once_it_serves_on_the_given_socket(service: Service
     assert ask(service.waiting, "first-key").startswith("HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("service", [GENUINE], indirect=True)
 def test_the_first_start_s_imports_do_not_count_as_wake_time(service: Service) -> None:
     """The time of a wake decides who waits for it."""
     [ready_s] = READY.findall(service.daemon.wait_for("melld: w0 is ready"))
@@ -187,6 +189,7 @@ async def test_workers_die_with_a_killed_daemon(service: Service) -> None:
         await until(lambda: any(request["output_tokens"] for request in service.daemon.status()["requests"]))
         pids = [worker["pid"] for worker in service.daemon.status()["workers"]]
         assert [name_of(pid) for pid in pids] == ["melld: worker w0"]
+        assert psutil.Process(pids[0]).children() == [], "nor has it another interpreter beside it"
         service.daemon.process.kill()
         with pytest.raises((httpx.HTTPError, openai.APIError)):
             await answering

@@ -18,6 +18,7 @@ from tests.serve.test_renewal import TOKENS, assert_answered, body, end, wait_un
 from tests.small_model import make_small_model
 from tests.worker_faults import slowed
 
+pytestmark = pytest.mark.long  # its short forms: loans in `test_drain`, renewals in `test_renewal`, with one model
 NAMES = ("demo", "other")
 SLOW_S = 0.5
 """So much longer is each step: the streams last longer than a loan or a renewal takes to begin."""

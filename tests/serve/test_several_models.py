@@ -218,6 +218,7 @@ def test_kv_memory_goes_from_an_idle_model_to_a_starved_one(scarce: DaemonProces
     assert sum(takes) > 0
 
 
+@pytest.mark.long
 def test_a_killed_model_s_memory_is_free_again(scarce: DaemonProcess) -> None:
     """Its stream goes on once it is reloaded; every byte is somebody's or free, and none is extra."""
     long = {**GREEDY, "model": "third"}
