@@ -9,6 +9,7 @@ Ends, and with it all children, when its standard input does: with the tests, wh
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -27,6 +28,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,16 +54,23 @@ IMPORTS = (
     "melld.daemon.lifecycle",
     "melld.api.app",
     "melld.api.guards.media",
+    "melld.api.serving.fit",
     "melld.engine.frontend.frontend",
     "melld.engine.frontend.prepared",
     "melld.engine.frontend.rehearsal",
     "melld.engine.frontend.vllm_metrics",
     # What vLLM imports as it builds a front end.
+    "pydantic.v1",
     "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.generate.generative_scoring.serving",
+    "vllm.entrypoints.generate.structured_decisions.api_router",
+    "vllm.entrypoints.generate.structured_decisions.serving",
     "vllm.entrypoints.openai.chat_completion.batch_serving",
     "vllm.entrypoints.scale_out.derender.serving",
+    "vllm.entrypoints.scale_out.factories",
     "vllm.entrypoints.scale_out.render.serving",
     "vllm.entrypoints.scale_out.token_in_token_out.serving",
+    "vllm.entrypoints.serve.utils.fingerprint",
     "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "vllm.tool_parsers.hermes_tool_parser",
     # What each process of the tests imports.
@@ -269,6 +278,8 @@ def main(listener: socket.socket) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     option_kinds()
+    sys.modules["melld.api.serving.fit"].leave_unknown_fields()  # half of what a daemon's loop does before it is ready
+    metadata.entry_points = functools.cache(metadata.entry_points)  # vLLM reads those of all packages twice a worker
     with warnings.catch_warnings(action="ignore"):  # it is slow, which is why it is done once
         providers._get_local_constants()  # of melld's sources: each process of the tests would read them
     forget_exits()

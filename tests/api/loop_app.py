@@ -35,7 +35,8 @@ STEP = 8
 """Tokens in a step: as many as a worker makes in some tens of milliseconds."""
 PART_OF_A_CHARACTER = 200
 """The token whose log-probability takes vLLM longest to tell."""
-VLLM = {"max_model_len": 32768}
+MOST_TOKENS = 32768
+VLLM = {"max_model_len": MOST_TOKENS, "hf_overrides": {"max_position_embeddings": MOST_TOKENS}}
 TASKS = {"generate": ("generate",), "pooling": ("embed",)}
 VECTOR = torch.linspace(-1, 1, 1024)
 """An embedding as long as most."""

@@ -79,7 +79,7 @@ def test_the_official_clients_set_and_read_the_tier(strict: DaemonProcess) -> No
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 def test_status_and_metrics_show_request_urgency(strict: DaemonProcess, path: str) -> None:
     """Whichever API the requests came by."""
-    body = chat(priority=7, stream=True, max_tokens=20_000, ignore_eos=True)
+    body = chat(priority=7, stream=True, max_tokens=16_000, ignore_eos=True)
     with connect(strict.url) as connection:
         connection.sendall(post(body, path))
         assert connection.recv(12) == b"HTTP/1.1 200"

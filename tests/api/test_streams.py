@@ -20,7 +20,7 @@ from tests.api.http_client import API_KEY, CHAT, chat, completion, connect, head
 from tests.patience import PATIENCE_S
 from tests.serve.daemon_process import DaemonProcess
 
-LONG = {"max_tokens": 20_000, "stream": True, "ignore_eos": True}
+LONG = {"max_tokens": 16_000, "stream": True, "ignore_eos": True}
 
 
 def metric(daemon: DaemonProcess, name: str) -> float:
@@ -87,12 +87,12 @@ def test_a_client_that_leaves_frees_its_engine_at_once(strict: DaemonProcess, pa
     """A closed connection gets no compute and is not counted as a bad request, streaming or not."""
     refusals = f'melld_http_answers_total{{route="{path}",status="[45].."}}'
     left, refused = metric(strict, "melld_http_disconnects_total"), metric(strict, refusals)
-    body: dict[str, Any] = {"model": "demo", "stream": streamed, "max_tokens": 20_000, "ignore_eos": True}
+    body: dict[str, Any] = {"model": "demo", "stream": streamed, "max_tokens": 16_000, "ignore_eos": True}
     text = "Hello " * 5
     if path == "/v1/completions":
         body["prompt"] = text
     elif path == "/v1/responses":
-        body |= {"input": text, "max_output_tokens": 20_000}
+        body |= {"input": text, "max_output_tokens": 16_000}
     else:
         body["messages"] = [{"role": "user", "content": text}]
     before = completed(strict)
@@ -134,8 +134,8 @@ def test_the_last_signal_notifies_every_client(demo_model: Path, tmp_path: Path)
         daemon.wait_ready()
         with connect(daemon.url) as stream, connect(daemon.url) as whole, connect(daemon.url) as messages:
             stream.sendall(post(chat(**LONG)))
-            messages.sendall(post(chat(max_tokens=20_000, stream=True), "/v1/messages"))
-            whole.sendall(post(chat(max_tokens=20_000, ignore_eos=True)))
+            messages.sendall(post(chat(max_tokens=16_000, stream=True), "/v1/messages"))
+            whole.sendall(post(chat(max_tokens=16_000, ignore_eos=True)))
             begun(stream)
             begun(messages)
             until(lambda: len(daemon.status()["requests"]) == 3)

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import psutil
+
 from tests.serve.daemon_process import DaemonProcess
 from tests.serve.test_serve import QUESTION, answer, client_of, until
 from tests.worker_faults import slowed
@@ -23,6 +25,11 @@ async def test_two_requests_run_on_the_two_workers(daemon: DaemonProcess) -> Non
         assert seen == {"w0", "w1"}
 
 
+def test_a_worker_on_one_device_is_one_process(daemon: DaemonProcess) -> None:
+    """It starts no helper, such as `multiprocessing`'s resource tracker, that nothing of its would use."""
+    assert [psutil.Process(worker["pid"]).children() for worker in daemon.status()["workers"]] == [[], []]
+
+
 async def test_all_blocks_are_free_when_all_requests_have_ended(daemon: DaemonProcess) -> None:
     """Nothing leaks: what a request held is there for the next."""
     async with client_of(daemon) as client:
@@ -36,7 +43,7 @@ async def test_a_client_that_leaves_frees_its_blocks(daemon: DaemonProcess) -> N
         stream = await client.chat.completions.create(
             model="demo",
             messages=QUESTION,
-            max_tokens=20_000,
+            max_tokens=16_000,
             stream=True,  # type: ignore[arg-type]
         )
         async for _chunk in stream:

@@ -41,19 +41,24 @@ IMPORTS = (
     "torch._dynamo",
     "torch.multiprocessing.reductions",
     "transformers",
+    "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.engine.arg_utils",
     "vllm.model_executor.layers.quantization.compressed_tensors.utils",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.model_loader",
+    "vllm.v1.core.sched.async_scheduler",
     "vllm.v1.core.sched.scheduler",
     "vllm.v1.engine.core",
     "vllm.v1.executor",
     "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.pool.flash_maxsim",
     "vllm.v1.structured_output",
     "vllm.v1.worker.worker_base",
     "melld.engine.worker.main",
     "melld.engine.worker.judge",
     "melld.engine.worker.parts",
+    "melld.engine.worker.ranks",
+    "melld.engine.worker.residency.scheduler",
 )
 TELL_MODULES = 50
 IMPORTS_OF_KIND = {
@@ -165,6 +170,9 @@ def begin(program: Program, spec_bytes: bytes, connection: int, output: int, *le
     if (tracker := resource_tracker.getfd()) is not None:
         os.close(tracker)
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  it has its own
+    # The interpreter's default, as under `vllm serve`: the fork server's locks have names, and each worker would start
+    # a process to remove that of one lock, which vLLM makes for ranks that it does not have.
+    multiprocessing.set_start_method(None, force=True)
     vital(partial(_begin, program, _with_files(spec_bytes, lent), connection, lent))()
     os._exit(1)
 
