@@ -43,6 +43,7 @@ class Outlet:
         self._make_output: Any = None
         self._token_ids: list[int] = []
         self._decode: Any = None
+        self._text_of: Callable[[list[int]], str | None] = lambda _: None
         self._mould: Mould | None = None
         self._kind: Kind = None
         self._sample: tuple[Mould | None, Kind] = None, None
@@ -75,6 +76,7 @@ class Outlet:
         elif state is not None and queue.aggregate and is_alone(state) and is_plain(state):
             self._state, self._make_output = state, state.make_request_output
             self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
+            self._text_of = getattr(state.detokenizer, "text_of", self._text_of)
             state.make_request_output = self._output
             if not state.detokenizer.stop:  # otherwise vLLM may find that the request ends here
                 state.plain = self
@@ -173,10 +175,13 @@ class Outlet:
 
     def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
-        text = ""
-        for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
-            self._token_ids.append(token)
-            text += self._decode(token)
+        if (text := self._text_of(token_ids)) is not None:
+            self._token_ids += token_ids
+        else:
+            text = ""
+            for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
+                self._token_ids.append(token)
+                text += self._decode(token)
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
             return
