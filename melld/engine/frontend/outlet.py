@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
-from melld.engine.frontend.moulds import CONTENT, Kind, Mould, Sink, mould_of, plain_part
+from melld.engine.frontend.moulds import CONTENT, Kind, KnownMoulds, Mould, Sink, mould_of, plain_part
 from melld.engine.frontend.plain_outputs import is_added, is_alone, is_plain, parses_nothing, piece
 
 _UNHEARD = object()
@@ -26,13 +26,16 @@ class Outlet:
     """The shortcut of one call's stream.
 
     It is open while the task that writes the stream waits for an output of the call's only request, after two events
-    that differed only in their texts.  `is_raw`: no parser stands between the model's text and the client.
+    that differed only in their texts, or one like those of a stream before.  `is_raw`: no parser stands between the
+    model's text and the client.  `keeps_texts`: the serving class's last events tell all texts.
     """
 
-    def __init__(self, *, is_raw: bool) -> None:
+    def __init__(self, *, is_raw: bool, known: KnownMoulds, keeps_texts: bool = True) -> None:
         self.ahead = 0
         """Events written here minus those dropped: the serving class's count is this much too low."""
         self._is_raw = is_raw
+        self._known = known
+        self._keeps_texts = keeps_texts
         self._is_open = False
         self._says_more = False  # whether an output has held more than the next text
         self._catches_up = False
@@ -66,6 +69,8 @@ class Outlet:
         """Texts sent to the client of which the detokenizer does not know yet."""
         self._unseen_ids, self._unseen_texts, self._unseen_parts = list[int](), list[str](), list[str]()
         self._unseen_message: Any = None
+        self._added = 0
+        """Tokens of the output that the serving class is handling which its parser is not to see."""
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
@@ -97,6 +102,8 @@ class Outlet:
 
         def parse_delta(**arguments: Any) -> Any:
             if not self._answers:
+                if self._added:
+                    arguments["delta_token_ids"] = arguments["delta_token_ids"][self._added :]
                 self._parse, self._arguments = parse, arguments
                 self._answers.append(parse(**arguments))
             self._message = self._answers.popleft()
@@ -122,7 +129,7 @@ class Outlet:
                         self._message = _UNHEARD
                         yield part
                         self._answers.clear()
-                        if not self._catches_up:
+                        if not self._catches_up and not output.finished:
                             self._learn(part.outputs[0].text)
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
@@ -258,7 +265,14 @@ class Outlet:
     # -- handing back ----------------------------------------------------------------------------------------------
 
     def _pieces(self, output: Any) -> Iterator[Any]:
-        """Yield the catch-up, what the parser has seen early, and the rest of the output."""
+        """Yield the catch-up, what the parser has seen early, and the rest of the output.
+
+        The last output only has the tokens of the catch-up added, which are counted, if no event tells its text.
+        """
+        first = output.outputs[0]
+        if self._unseen_ids and not (self._keeps_texts or self._early or first.finish_reason is None):
+            self._added, first.token_ids = len(self._unseen_ids), [*self._unseen_ids, *first.token_ids]
+            self._unseen_ids = []
         if self._unseen_ids:
             if not self._is_idle:
                 self._answers.append(self._catch_up_message())
@@ -269,7 +283,6 @@ class Outlet:
         if self._early is not None:
             (text, token_ids, message), self._early = self._early, None
             self._answers.append(message)
-            first = output.outputs[0]
             if len(first.token_ids) > len(token_ids) or first.finish_reason is not None:
                 yield piece(output, text, token_ids)
                 first.text, first.token_ids = first.text[len(text) :], first.token_ids[len(token_ids) :]
@@ -296,6 +309,11 @@ class Outlet:
         if not text:
             self._skips_empty = not self._events
             return
-        mould = mould_of(self._events[0], text, self._number, kind) if len(self._events) == 1 else None
-        self._mould = mould if (mould, kind) == self._sample else None
-        self._sample = mould, kind
+        mould = mould_of(self._events[-1], text, self._number, kind) if self._events else None
+        alone = mould if len(self._events) == 1 else None
+        if mould is not None and mould != self._mould:
+            if is_same := (alone, kind) == self._sample:
+                self._known.add(mould, kind)
+            mould = mould if is_same or self._known.have(mould, kind) else None
+        self._mould = mould
+        self._sample = alone, kind
