@@ -56,6 +56,7 @@ class Outlet:
         """Those for the output that the serving class is handling."""
         self._number: int | None = None
         self._parsers: list[Any] = []
+        self._parsers_asked = 0
         self._parse: Any = None
         self._arguments: dict[str, Any] = {}
         self._message: Any = _UNHEARD
@@ -113,6 +114,14 @@ class Outlet:
 
         parser.parse_delta = parse_delta
         self._parsers.append(parser)
+
+    def parser_of(self, make: Callable[[], Any]) -> Any:
+        """Return a recorded parser.  vLLM makes one that sees only the prompt, and then one for each choice."""
+        self._parsers_asked += 1
+        if self._parsers_asked == 2:
+            return self._parsers[0]
+        self.watch(parser := make())
+        return parser
 
     async def through(
         self, outputs: AsyncGenerator[Any, None], turn: Callable[[], Awaitable[None]]
