@@ -53,6 +53,7 @@ from melld.api.serving.fit import fit_classes
 from melld.api.stored_responses import ASKED
 from melld.api.streams import COMMENT, KeepAlive, until_head
 from melld.engine.frontend.caller import Caller, LogprobAccount, called_by, caller
+from melld.engine.frontend.moulds import KnownMoulds
 from melld.engine.frontend.turns import Turns
 from melld.scheduler.priorities import tier_of
 
@@ -106,6 +107,7 @@ class Api:
         self._counts = HttpMetrics(context.registry)
         self._logprobs = LogprobAccount()
         self._turns = Turns()
+        self._moulds = KnownMoulds()
         self._stored = context.stored
         self.off_loop = OffLoop()
         self.admission = Admission(
@@ -238,7 +240,7 @@ class Api:
         work = perform(call, handler, parsed, vllm_request, self._turns, tier)
         work = work if keeping is None else keeping.kept(work)
         if is_stream(call, parsed):
-            caller().outlet = outlet_of(call, handler, parsed)
+            caller().outlet = outlet_of(call, handler, parsed, self._moulds)
             return await self._stream(exchange, work)
         result = await work
         return exchange.whole(result.body, headers=result.headers)

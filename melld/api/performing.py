@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from starlette.responses import Response, StreamingResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from melld.api.answers import JSON, Refusal
+from melld.api.answers import JSON, Dialect, Refusal
 from melld.api.calls import CALLS, POOLING, Call
 from melld.api.error_mapping import ServingFault
 from melld.api.guards.request import Trust
@@ -22,6 +22,7 @@ from melld.api.long_answers import LongAnswer
 from melld.api.served_tier import name_in_body
 from melld.api.streams import begun
 from melld.engine.frontend.caller import caller
+from melld.engine.frontend.moulds import KnownMoulds
 from melld.engine.frontend.outlet import Outlet
 from melld.engine.frontend.turns import Turns
 from melld.scheduler.priorities import Tier
@@ -67,12 +68,16 @@ def is_stream(call: Call, parsed: BaseModel) -> bool:
     return call.streams and bool(parsed.stream)  # type: ignore[attr-defined]
 
 
-def outlet_of(call: Call, handler: Any, parsed: BaseModel) -> Outlet | None:
-    """Return the outlet for a stream, or None if its events hold more than text."""
+def outlet_of(call: Call, handler: Any, parsed: BaseModel, known: KnownMoulds) -> Outlet | None:
+    """Return the outlet for a stream, or None if its events hold more than text.  One that echoes learns by itself."""
     if call.hears or getattr(parsed, "return_token_ids", False) or getattr(parsed, "background", False):
         return None
     parser = getattr(handler, "parser_cls", None) or getattr(handler, "parser", None)
-    return Outlet(is_raw=parser is None and not getattr(handler, "use_harmony", False))
+    return Outlet(
+        is_raw=parser is None and not getattr(handler, "use_harmony", False),
+        known=KnownMoulds() if getattr(parsed, "echo", False) else known,
+        keeps_texts=call.dialect is Dialect.RESPONSES or getattr(handler, "enable_log_outputs", False),
+    )
 
 
 async def perform(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from melld.engine.frontend.moulds import mould_of
+from melld.engine.frontend.moulds import MOST_KNOWN, KnownMoulds, Mould, mould_of
 from tests.api.http_client import CHAT, COMPLETIONS, connect, post
 from tests.api.scripted import App
 
@@ -91,6 +91,24 @@ def test_a_stamped_stream_equals_vllm_s(app: App, kind: str, model: str, seed: i
     assert written > 5
 
 
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": ASKED}), (COMPLETIONS, {"prompt": "Hello"})])
+def test_a_stream_like_one_before_is_stamped_from_its_second_event(app: App, path: str, asked: dict[str, Any]) -> None:
+    """vLLM makes those of the first token and the last, and the first without text: of a chat, with its role."""
+    body = asked | {"model": "plain", "max_tokens": 20, "seed": 5}
+    both_ways(app, path, body)
+    whole, plain, written = both_ways(app, path, body)
+    assert (whole, plain.count("choices") - written) == (plain, 3)
+
+
+def test_a_prompt_that_is_echoed_is_told_once(app: App) -> None:
+    """Digits before the first text look like those of ids."""
+    path, body = ALIKE["completion with its prompt"]
+    both_ways(app, path, body | {"model": "plain", "seed": 1, "echo": False})
+    whole, plain, written = both_ways(app, path, body | {"model": "plain", "seed": 1, "prompt": "12"})
+    assert whole == plain
+    assert written > 5
+
+
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_events_that_differ_in_more_than_text_are_made_by_vllm(app: App, kind: str) -> None:
     """Token counts and token names are right in each event."""
@@ -155,3 +173,20 @@ def test_an_event_that_contains_its_text_twice_has_no_mould() -> None:
     mould = mould_of('{"delta":"a","sequence_number":7,"type":"t"}', "a", 7)
     assert mould is not None
     assert mould.cast('ä"\n', 8) == '{"delta":"ä\\"\\n","sequence_number":8,"type":"t"}'.encode()
+
+
+def test_only_ids_and_times_of_a_known_mould_may_differ() -> None:
+    """A new field could change from event to event."""
+    known = KnownMoulds()
+    known.add(Mould((b'{"id":"chat-9bd3","created":17,"text":"', b'"}'), None), None)
+    assert known.have(Mould((b'{"id":"chat-02ee","created":21,"text":"', b'"}'), None), None)
+    assert not known.have(Mould((b'{"id":"chat-9bd3","created":17,"more":1,"text":"', b'"}'), None), None)
+    assert not known.have(Mould((b'{"id":"chat-9bd3","created":17,"text":"', b'"}'), None), ("text", frozenset(), 1))
+
+
+def test_ids_that_clients_choose_do_not_fill_the_memory() -> None:
+    """Each may make a mould of its own."""
+    known = KnownMoulds()
+    for number in range(2 * MOST_KNOWN):
+        known.add(Mould((f"x{chr(0x4E00 + number)}".encode(),), None), None)
+    assert len(known._known) == MOST_KNOWN

@@ -176,7 +176,7 @@ validation of constraints | replaced | 0.27 | validation off the loop
 
 metrics | private | 0.27 | no
   why   latencies of a step at once; several models in one registry
-  ours  engine.frontend.step_logger: StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
+  ours  engine.frontend.step_logger: Bisected StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
         engine.frontend.vllm_metrics: _collector_to_names _model_name _tool_call_parser_invocations init_parser_metrics
         record_tool_parser_invocation samples; api.pages: _Collected;
         engine.worker.report: kv_cache_usage scheduler_stats
@@ -240,13 +240,14 @@ the context's length in errors | replaced | 0.27 | yes
 
 short prompts | class | 0.27 | yes
   why   they become tokens on the event loop: handing each to a thread takes longer than the work
-  ours  api.serving.short_prompts: AtOnce _build_tokens_prompt _tokenize_prompt _wants_offsets; api.serving.fit:
-        __class__
+  ours  api.serving.short_prompts: AtOnce _build_tokens_prompt _compile_jinja_template _tokenize_prompt _wants_offsets
+        globals; api.serving.fit: __class__
   test  api/test_openai_client.py::test_a_chat_counts_its_tokens
 
 fields that a model does not know | replaced | 0.32 | yes
   why   answers are made of known fields, and the look for others takes longer than all the rest
   ours  api.serving.fit: __pydantic_decorators__ __log_extra_fields__; api.parsing: __private_attributes__
+        delattr
   test  api/serving/test_answer_models.py::test_only_requests_are_looked_at
 
 calls of many texts | replaced | 0.32 | yes

@@ -74,8 +74,9 @@ class Exchange:
     async def write(self, event: str) -> None:
         """Write an event into the stream; wait while its client reads too slowly."""
         assert self.response is not None
-        await self.response.write(event.encode())
-        self.events += 1
+        if not self.send(encoded := event.encode()):
+            await self.response.write(encoded)
+            self.events += 1
 
     @property
     def is_paused(self) -> bool:

@@ -19,7 +19,7 @@ from vllm.config import VllmConfig
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams, check_json_nesting
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 from vllm.v1.engine import EngineCoreRequest, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -152,8 +152,7 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             undo.pop_all()
         if (state := self.output_processor.request_states.get(request.request_id)) is not None:
             gather(state)
-            if state.output_kind is RequestOutputKind.FINAL_ONLY:
-                decode_many(state.detokenizer)
+            decode_many(state.detokenizer)
 
     async def learn_token_texts(self) -> None:
         """Fill the table of the tokens' texts, which logprobs show, with the whole vocabulary."""

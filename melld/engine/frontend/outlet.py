@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
-from melld.engine.frontend.moulds import CONTENT, Kind, Mould, Sink, mould_of, plain_part
+from melld.engine.frontend.moulds import CONTENT, Kind, KnownMoulds, Mould, Sink, mould_of, plain_part
 from melld.engine.frontend.plain_outputs import is_added, is_alone, is_plain, parses_nothing, piece
 
 _UNHEARD = object()
@@ -26,13 +26,16 @@ class Outlet:
     """The shortcut of one call's stream.
 
     It is open while the task that writes the stream waits for an output of the call's only request, after two events
-    that differed only in their texts.  `is_raw`: no parser stands between the model's text and the client.
+    that differed only in their texts, or one like those of a stream before.  `is_raw`: no parser stands between the
+    model's text and the client.  `keeps_texts`: the serving class's last events tell all texts.
     """
 
-    def __init__(self, *, is_raw: bool) -> None:
+    def __init__(self, *, is_raw: bool, known: KnownMoulds, keeps_texts: bool = True) -> None:
         self.ahead = 0
         """Events written here minus those dropped: the serving class's count is this much too low."""
         self._is_raw = is_raw
+        self._known = known
+        self._keeps_texts = keeps_texts
         self._is_open = False
         self._says_more = False  # whether an output has held more than the next text
         self._catches_up = False
@@ -43,6 +46,7 @@ class Outlet:
         self._make_output: Any = None
         self._token_ids: list[int] = []
         self._decode: Any = None
+        self._text_of: Callable[[list[int]], str | None] = lambda _: None
         self._mould: Mould | None = None
         self._kind: Kind = None
         self._sample: tuple[Mould | None, Kind] = None, None
@@ -52,6 +56,7 @@ class Outlet:
         """Those for the output that the serving class is handling."""
         self._number: int | None = None
         self._parsers: list[Any] = []
+        self._parsers_asked = 0
         self._parse: Any = None
         self._arguments: dict[str, Any] = {}
         self._message: Any = _UNHEARD
@@ -65,6 +70,8 @@ class Outlet:
         """Texts sent to the client of which the detokenizer does not know yet."""
         self._unseen_ids, self._unseen_texts, self._unseen_parts = list[int](), list[str](), list[str]()
         self._unseen_message: Any = None
+        self._added = 0
+        """Tokens of the output that the serving class is handling which its parser is not to see."""
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
@@ -75,6 +82,7 @@ class Outlet:
         elif state is not None and queue.aggregate and is_alone(state) and is_plain(state):
             self._state, self._make_output = state, state.make_request_output
             self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
+            self._text_of = getattr(state.detokenizer, "text_of", self._text_of)
             state.make_request_output = self._output
             if not state.detokenizer.stop:  # otherwise vLLM may find that the request ends here
                 state.plain = self
@@ -95,6 +103,8 @@ class Outlet:
 
         def parse_delta(**arguments: Any) -> Any:
             if not self._answers:
+                if self._added:
+                    arguments["delta_token_ids"] = arguments["delta_token_ids"][self._added :]
                 self._parse, self._arguments = parse, arguments
                 self._answers.append(parse(**arguments))
             self._message = self._answers.popleft()
@@ -104,6 +114,14 @@ class Outlet:
 
         parser.parse_delta = parse_delta
         self._parsers.append(parser)
+
+    def parser_of(self, make: Callable[[], Any]) -> Any:
+        """Return a recorded parser.  vLLM makes one that sees only the prompt, and then one for each choice."""
+        self._parsers_asked += 1
+        if self._parsers_asked == 2:
+            return self._parsers[0]
+        self.watch(parser := make())
+        return parser
 
     async def through(
         self, outputs: AsyncGenerator[Any, None], turn: Callable[[], Awaitable[None]]
@@ -120,7 +138,7 @@ class Outlet:
                         self._message = _UNHEARD
                         yield part
                         self._answers.clear()
-                        if not self._catches_up:
+                        if not self._catches_up and not output.finished:
                             self._learn(part.outputs[0].text)
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
@@ -173,10 +191,13 @@ class Outlet:
 
     def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
-        text = ""
-        for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
-            self._token_ids.append(token)
-            text += self._decode(token)
+        if (text := self._text_of(token_ids)) is not None:
+            self._token_ids += token_ids
+        else:
+            text = ""
+            for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
+                self._token_ids.append(token)
+                text += self._decode(token)
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
             return
@@ -253,7 +274,14 @@ class Outlet:
     # -- handing back ----------------------------------------------------------------------------------------------
 
     def _pieces(self, output: Any) -> Iterator[Any]:
-        """Yield the catch-up, what the parser has seen early, and the rest of the output."""
+        """Yield the catch-up, what the parser has seen early, and the rest of the output.
+
+        The last output only has the tokens of the catch-up added, which are counted, if no event tells its text.
+        """
+        first = output.outputs[0]
+        if self._unseen_ids and not (self._keeps_texts or self._early or first.finish_reason is None):
+            self._added, first.token_ids = len(self._unseen_ids), [*self._unseen_ids, *first.token_ids]
+            self._unseen_ids = []
         if self._unseen_ids:
             if not self._is_idle:
                 self._answers.append(self._catch_up_message())
@@ -264,7 +292,6 @@ class Outlet:
         if self._early is not None:
             (text, token_ids, message), self._early = self._early, None
             self._answers.append(message)
-            first = output.outputs[0]
             if len(first.token_ids) > len(token_ids) or first.finish_reason is not None:
                 yield piece(output, text, token_ids)
                 first.text, first.token_ids = first.text[len(text) :], first.token_ids[len(token_ids) :]
@@ -291,6 +318,11 @@ class Outlet:
         if not text:
             self._skips_empty = not self._events
             return
-        mould = mould_of(self._events[0], text, self._number, kind) if len(self._events) == 1 else None
-        self._mould = mould if (mould, kind) == self._sample else None
-        self._sample = mould, kind
+        mould = mould_of(self._events[-1], text, self._number, kind) if self._events else None
+        alone = mould if len(self._events) == 1 else None
+        if mould is not None and mould != self._mould:
+            if is_same := (alone, kind) == self._sample:
+                self._known.add(mould, kind)
+            mould = mould if is_same or self._known.have(mould, kind) else None
+        self._mould = mould
+        self._sample = alone, kind

@@ -6,6 +6,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.detokenizer import SlowIncrementalDetokenizer
 
+from melld.engine.frontend.moulds import KnownMoulds
 from melld.engine.frontend.outlet import Outlet
 
 
@@ -41,7 +42,7 @@ def test_several_tokens_of_one_output_are_decoded_one_by_one() -> None:
         make_request_output=None,
     )
     waiting = SimpleNamespace(outputs=[SimpleNamespace(text="", token_ids=[])])
-    outlet = Outlet(is_raw=True)
+    outlet = Outlet(is_raw=True, known=KnownMoulds())
     outlet.opened(SimpleNamespace(aggregate=True, output=waiting), state)
     outlet.add([2, 3, 4])
     assert (waiting.outputs[0].text, waiting.outputs[0].token_ids) == ("cde", [2, 3, 4])

@@ -1,4 +1,4 @@
-"""Decodes many tokens of an answer in one go; vLLM decodes each token on its own, so that it can be streamed."""
+"""Decodes the tokens that have come in one go; vLLM steps through each, with what may be part of a character."""
 
 from typing import Any
 
@@ -19,21 +19,31 @@ class ManyTokens(FastIncrementalDetokenizer):  # type: ignore[misc]  # vLLM is n
     _is_between = False
     """Whether all tokens so far are in the text."""
 
+    def text_of(self, token_ids: list[int]) -> str | None:
+        """Return the text of the next tokens if they are whole characters, and nothing before them is left."""
+        if not self._is_between:
+            return None
+        try:
+            text: str = self.tokenizer.decode(token_ids, self.skip_special_tokens)
+        except (OverflowError, TypeError):  # no token: vLLM leaves it out
+            return None
+        return text if text and not text.endswith(_BROKEN) else None
+
     def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
         """See vLLM."""
-        if len(new_token_ids) > 1 and self._is_between and not stop_terminated and not self.stop:
-            text = self.tokenizer.decode(new_token_ids, self.skip_special_tokens)
-            if text and not text.endswith(_BROKEN):
-                self.token_ids.extend(new_token_ids)
-                self.output_text += text
-                return None
+        is_plain = len(new_token_ids) > 1 and not stop_terminated and not self.stop
+        if is_plain and (text := self.text_of(new_token_ids)) is not None:
+            self.token_ids.extend(new_token_ids)
+            self.output_text += text
+            return None
         stop: str | None = super().update(new_token_ids, stop_terminated)
         return stop
 
     def decode_next(self, next_token_id: int) -> str:
         """See vLLM."""
-        text: str = super().decode_next(next_token_id)
-        self._is_between = bool(text)
+        if (text := self.text_of([next_token_id])) is None:
+            text = super().decode_next(next_token_id)
+            self._is_between = bool(text)
         return text
 
 

@@ -52,7 +52,7 @@ def test_the_text_is_vllm_s(tokenizer: Any, seed: int, hides_special: bool) -> N
 
 
 def test_many_plain_tokens_are_decoded_in_one_go(tokenizer: Any) -> None:
-    """A step of vLLM's decoder for each is most of what such an answer costs."""
+    """A step of vLLM's decoder for each is most of what an answer costs, even if each comes alone."""
     ours, steps = detokenizer_of(tokenizer), list[int]()
     decode_many(ours)
     step = ours._protected_step
@@ -65,8 +65,20 @@ def test_many_plain_tokens_are_decoded_in_one_go(tokenizer: Any) -> None:
     ours._protected_step = counted
     tokens = tokenizer.encode("plain words, plain words, and more of them", add_special_tokens=False)
     ours.update(tokens[:1], False)
-    ours.update(tokens[1:], False)
+    ours.update(tokens[1:-2], False)
+    ours.update(tokens[-2:-1], False)
+    assert ours.text_of(tokens[-1:]) == tokenizer.decode(tokens[-1:])
     assert steps == tokens[:1]
+
+
+def test_what_is_no_token_is_left_out_as_by_vllm(tokenizer: Any) -> None:
+    """A worker's fault must not end the answer."""
+    plain, ours = (detokenizer_of(tokenizer) for _ in range(2))
+    decode_many(ours)
+    for batch in ([300], [-1, 301], [-1]):
+        plain.update(batch, False)
+        ours.update(batch, False)
+    assert ours.output_text == plain.output_text
 
 
 def test_tokens_that_are_not_bytes_stay_vllm_s(tokenizer: Any) -> None:
