@@ -72,7 +72,7 @@ class Models:
         from melld.engine.frontend.prepared import leave_to_collect
         from melld.engine.frontend.vllm_metrics import VllmMetrics
 
-        self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY)
+        self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY, lambda: self.served[0].key)
         for model in self.served:
             if model.has_been_warm:
                 await self.open(model)
