@@ -82,7 +82,7 @@ def keep(client: ControlClient, asked: Lend, answer: OpenAnswer, devices: Sequen
 def _hold(program: int, client: ControlClient, asked: Lend, answer: OpenAnswer, devices: tuple[str, ...]) -> None:
     """Keep the loan until the program ends; if the daemon goes first, ask the next one for the devices."""
     began_s = time.monotonic()
-    while program not in select.select([program, answer], [], [])[0]:
+    while program not in select.select([program, answer.fileno()], [], [])[0]:
         if answer.goes_on():
             continue
         answer.close()
