@@ -18,6 +18,11 @@ class AskedModel(Protocol):
     """A model, as the API sees it."""
 
     names: tuple[str, ...]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the names of its adapters."""
+
     serving: State | None
     """vLLM's serving classes, as `init_app_state` leaves them; None until the model has been loaded once."""
 
@@ -44,17 +49,12 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
         Refusal: 404, none has that name.
     """
     is_named = isinstance(name, str) and name  # otherwise vLLM says what is wrong
-    found = next((one for one in models if _knows(one, name)), None) if is_named else models[0]
+    found = next((one for one in models if name in (*one.names, *one.adapters)), None) if is_named else models[0]
     if found is None:
         known = ", ".join(name for one in models for name in one.names)
         message = f"The model `{name[:200]}` does not exist; available: {known}"
         raise Refusal(404, message, code="model_not_found", param="model")
     return found
-
-
-def _knows(model: AskedModel, name: str) -> bool:
-    adapters = getattr(getattr(model.serving, "openai_serving_models", None), "lora_requests", {})
-    return name in model.names or name in adapters
 
 
 async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
@@ -64,7 +64,8 @@ async def cards(models: Sequence[AskedModel]) -> list[dict[str, Any]]:
         known = model.status()
         status = {"status": known.state.value, "capabilities": list(known.capabilities)}
         if model.serving is None:
-            shown = ModelList(data=[ModelCard(id=name) for name in model.names])
+            adapters = [ModelCard(id=name, parent=model.names[0]) for name in model.adapters]
+            shown = ModelList(data=[*(ModelCard(id=name) for name in model.names), *adapters])
         else:
             shown = await model.serving.openai_serving_models.show_available_models()
         found += [card.model_dump(mode="json") | status for card in shown.data]

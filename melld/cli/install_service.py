@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from melld.cli import DONE, FAILED
-from melld.daemon.systemd import CONFIG, is_ours, own_command, remark_on_key_file, signed, system_unit, user_unit
+from melld.daemon.systemd import CONFIG, is_ours, own_command, remark_on_key_file, signed, unit_text
 
 UNITS = ("melld.socket", "melld.service")
 SYSTEM_DIRECTORY = Path("/etc/systemd/system")
@@ -93,9 +93,8 @@ class _Act:
 
 
 def _install(directory: Path, root: Path, act: _Act, *, user: bool) -> int:
-    make = user_unit if user else system_unit
-    source = files("melld").joinpath("systemd")
-    wanted = {directory / name: signed(make(source.joinpath(name).read_text(), own_command())) for name in UNITS}
+    source = files("melld").joinpath("systemd", *(["user"] if user else []))
+    wanted = {directory / name: signed(unit_text(source.joinpath(name).read_text(), own_command())) for name in UNITS}
     found = _found(directory)
     if foreign := _foreign(found):
         _tell_of(foreign, "no unit was written")

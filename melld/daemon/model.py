@@ -154,6 +154,11 @@ class ServedModel:
                 self.parts.fleet.requests.end(live.request, ModelNotLoaded(told, retry_s))
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Return the names of its adapters."""
+        return tuple(one.name for one in self.parts.config.model.lora)
+
+    @property
     def is_warm(self) -> bool:
         """Return True if a worker has the model loaded."""
         return any(place.is_ready for place in self.parts.fleet.places.values())

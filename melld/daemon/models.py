@@ -13,12 +13,13 @@ import gc
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import prometheus_client
 
 from melld.config import Config, ModelConfig, kept_of
+from melld.control.messages import Reloaded
 from melld.daemon import preflight
 from melld.daemon.devices import kind_of
 from melld.daemon.model import ServedModel, Unloaded
@@ -32,13 +33,6 @@ if TYPE_CHECKING:
     from melld.engine.frontend.prepared import Prepared
 
 log = logging.getLogger("melld.models")
-
-
-class Changes(NamedTuple):
-    """Names of the models added and removed; a model with new settings is in both."""
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
 
 
 class Models:
@@ -72,7 +66,7 @@ class Models:
         from melld.engine.frontend.prepared import leave_to_collect
         from melld.engine.frontend.vllm_metrics import VllmMetrics
 
-        self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY)
+        self._vllm_metrics = VllmMetrics(prometheus_client.REGISTRY, lambda: self.served[0].key)
         for model in self.served:
             if model.has_been_warm:
                 await self.open(model)
@@ -151,19 +145,23 @@ class Models:
         kept = kept_of(self._configured(), config.models)
         fresh = [model for model, index in zip(config.models, kept, strict=True) if index is None]
         read = await asyncio.to_thread(self._read, config, fresh)
-        with self._trial():
+        with self._trial({}):
             for model in () if self.is_alone else fresh:
                 self._make(config, model, read[model.names[0]])
             return await asyncio.to_thread(self._rehearse, config, read)
 
     @contextlib.contextmanager
-    def _trial(self) -> Iterator[None]:
-        """Have all candidates leave if the block fails."""
+    def _trial(self, prepared: "Mapping[str, Prepared]") -> Iterator[None]:
+        """Have all candidates leave, and end their front ends, if the block fails."""
         try:
             yield
         except BaseException:
             while self._candidates:
-                self._remove(self._candidates.popitem()[1])
+                model = self._candidates.popitem()[1]
+                self.prepared.pop(model, None)
+                self._remove(model)
+            for one in prepared.values():
+                one.frontend.shutdown()
             raise
 
     def _read(self, config: Config, fresh: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -183,30 +181,34 @@ class Models:
         models = {model.names[0]: config.alone(model) for model in config.models}
         return prepare_all(models, kind_of(self._parts.gpus), read)
 
-    def carry_out(self, config: Config, prepared: "Mapping[str, Prepared]") -> Changes:
-        """Serve the configured models, of which new ones are prepared, and those loaded by hand."""
+    def carry_out(self, config: Config, prepared: "Mapping[str, Prepared]") -> Reloaded:
+        """Serve the configured models, of which new ones are prepared, and those loaded by hand; return the changes."""
         config, before = self._with_those_by_hand(config), list(self.served)
-        self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
         if prepared and self.is_alone:
             alone, others = self.served[0], [one.frontend.vllm_config for one in prepared.values()]
             self._parts.letting.adopt(config, alone, self.prepared[alone].frontend.vllm_config, others)
             self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
-        with self._trial():
+        with self._trial(prepared):
             for wanted in config.models:
                 if (name := wanted.names[0]) in prepared and name not in self._candidates:
                     self._make(config, wanted, prepared[name].frontend.vllm_config)
-            removed = [model for index, model in enumerate(before) if index not in kept]
-            for model in removed:
-                self._remove(model)
             self.served[:] = [
                 self._admit(config, model, prepared[model.names[0]])
                 if index is None
                 else self._follow(before[index], config.alone(model))
                 for model, index in zip(config.models, kept, strict=True)
             ]
-        added = (model.name for model in self.served if model not in before)
-        return Changes(tuple(added), tuple(model.name for model in removed))
+        added, self._candidates = list(self._candidates.values()), {}
+        for model in added:
+            self._parts.landlord.load_if_room(model)
+            self.loaded(model)
+        self._by_hand = {name: model for name, model in self._by_hand.items() if model in config.models}
+        removed = [model for index, model in enumerate(before) if index not in kept]
+        for model in removed:
+            self._remove(model)
+        names = [tuple(model.name for model in models) for models in (added, removed)]
+        return Reloaded(models_added=names[0], models_removed=names[1])
 
     async def load(self, config: Config, path: str, name: str) -> ServedModel:
         """Serve one more model until the daemon ends, or until it is unloaded.
@@ -263,23 +265,20 @@ class Models:
         self._parts.landlord.load_if_room(model, on_trial=True)
 
     def _admit(self, config: Config, wanted: ModelConfig, prepared: "Prepared") -> ServedModel:
-        """Return the model, which can be called from now on."""
+        """Return the candidate, which can be called from now on."""
         from melld.api.guards.media import follow_no_redirects
 
-        model = self._candidates.pop(wanted.names[0])
+        model = self._candidates[wanted.names[0]]
         self.prepared[model] = prepared
         self._follow(model, config.alone(wanted))
         if model.parts.decisions is not None:
             model.parts.decisions.begin()
-        self._parts.landlord.load_if_room(model)
-        self.loaded(model)
         if getattr(prepared.arguments, "allowed_media_domains", None):
             follow_no_redirects()
         return model
 
-    def _remove(self, model: ServedModel) -> "asyncio.Task[None]":
-        task = self._leaving[model] = asyncio.get_running_loop().create_task(self._end(model))
-        return task
+    def _remove(self, model: ServedModel) -> None:
+        self._leaving[model] = asyncio.get_running_loop().create_task(self._end(model))
 
     async def _end(self, model: ServedModel) -> None:
         """Remove the model once its calls have ended."""

@@ -5,7 +5,7 @@ Owns which part answers which message.  Does nothing itself.
 
 import contextlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from melld.control.messages import (
     AlreadyThere,
@@ -30,6 +30,9 @@ from melld.driver.lendable import NeverLent
 from melld.driver.report import MoveReport
 from melld.errors import UnknownModel, UnknownRequest, UnknownWorker
 from melld.ids import RequestId, WorkerId
+
+if TYPE_CHECKING:
+    from melld.daemon.lifecycle import Daemon
 
 
 def _of_worker(models: Sequence[ServedModel], worker: str, others: Sequence[str] = ()) -> ModelParts:
@@ -57,21 +60,11 @@ def model_called(models: Sequence[ServedModel], name: str) -> ServedModel:
     raise UnknownModel(name, [known for model in models for known in model.names])
 
 
-class ByHand(Protocol):
-    """Serves models that no configuration names."""
-
-    async def load(self, path: str, name: str) -> ServedModel:
-        """Serve one more model."""
-
-    async def unload(self, model: ServedModel, now: bool) -> bool:
-        """Remove it; return False for a model of the configuration."""
-
-
 def operations_of(
     models: Sequence[ServedModel],
     landlord: LandlordShell,
     machines: Machines,
-    by_hand: ByHand,
+    daemon: "Daemon",
 ) -> dict[str, Operation | Lasting]:
     """Return the operations behind `melld migrate`, `drain`, `resume`, `run`, `load`, `unload` and `why`."""
 
@@ -82,7 +75,7 @@ def operations_of(
             raise NeverLent(reason)
         await models[0].parts.driver.loans.lend(asked, call)
 
-    return {**_of_workers(models, machines), **_of_models(models, landlord, by_hand), "lend": Lasting(Lend, lend)}
+    return {**_of_workers(models, machines), **_of_models(models, landlord, daemon), "lend": Lasting(Lend, lend)}
 
 
 def _of_workers(models: Sequence[ServedModel], machines: Machines) -> dict[str, Operation]:
@@ -113,7 +106,7 @@ def _of_workers(models: Sequence[ServedModel], machines: Machines) -> dict[str, 
     }
 
 
-def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: ByHand) -> dict[str, Operation]:
+def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, daemon: "Daemon") -> dict[str, Operation]:
     async def why(asked: AskStory) -> Story:
         for model in models[:-1]:
             with contextlib.suppress(UnknownRequest):
@@ -121,7 +114,7 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: 
         return models[-1].parts.stories.story(asked.request)
 
     async def load(asked: Load) -> ModelStatus:
-        model = await by_hand.load(asked.path, asked.model) if asked.path else model_called(models, asked.model)
+        model = await daemon.load(asked.path, asked.model) if asked.path else model_called(models, asked.model)
         if not landlord.tenants and model.serving is not None and not model.is_warm:
             raise ModelNotLoaded(f"{model.name} is the only model: its next request starts a worker", 1.0)
         await model.until_loaded()
@@ -131,7 +124,7 @@ def _of_models(models: Sequence[ServedModel], landlord: LandlordShell, by_hand: 
         model = model_called(models, asked.model)
         if not landlord.tenants:
             raise NotUnloaded("the only model cannot be unloaded: to free memory, stop the daemon or drain workers")
-        if not await by_hand.unload(model, asked.now):
+        if not await daemon.unload(model, asked.now):
             await landlord.unload(model, asked.now)
         return model.status()
 

@@ -96,10 +96,10 @@ class Settings:
             prepared = await models.prepare(served)
             if models.is_alone and not prepared:  # a model that stays alone follows no settings
                 return self._apply(new, keys)
+            done = models.carry_out(served, prepared)
             reloaded = self._apply(new, keys, (*RELOADABLE, "models"))
-            changes = models.carry_out(served, prepared)
             self.config = msgspec.structs.replace(self.config, model=new.models[0], models=new.models)
-            return msgspec.structs.replace(reloaded, models_added=changes.added, models_removed=changes.removed)
+            return msgspec.structs.replace(reloaded, models_added=done.models_added, models_removed=done.models_removed)
 
     def remarks(self) -> list[str]:
         """Return a warning for the operator if the configured address is not used."""

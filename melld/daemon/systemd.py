@@ -44,17 +44,6 @@ KEYS_CREDENTIAL = "api-keys"
 """Name of the keys in the unit's LoadCredential=."""
 ROOT_GROUP = 0
 
-# Keys that a user's own service manager can apply without privileges; the others need namespaces, other users or
-# cgroups.
-_USER_KEYS_TEXT = """
-Description Documentation Requires After StartLimitIntervalSec StartLimitBurst Type NotifyAccess ExecStart
-ExecReload TimeoutStartSec WatchdogSec Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy
-UMask StateDirectory ConfigurationDirectory RuntimeDirectory RuntimeDirectoryMode NoNewPrivileges LimitNOFILE
-LockPersonality RestrictRealtime RestrictSUIDSGID RestrictAddressFamilies SystemCallArchitectures SystemCallFilter
-SystemCallErrorNumber ListenStream FileDescriptorName Backlog NoDelay WantedBy Also
-"""
-USER_KEYS = frozenset(_USER_KEYS_TEXT.split())
-
 
 class Supervision(msgspec.Struct, frozen=True, kw_only=True):
     """Address, sockets and secrets from the service manager; empty without one."""
@@ -198,24 +187,9 @@ def own_command() -> str:
     return shlex.quote(str(installed)) if installed.is_file() else f"{shlex.quote(sys.executable)} -m melld"
 
 
-def system_unit(unit: str, program: str) -> str:
-    """Return a unit of `systemd/` for the system's manager, with the program's actual path, quoted as for a shell."""
+def unit_text(unit: str, program: str) -> str:
+    """Return a unit of `systemd/` with the program's actual path, quoted as for a shell."""
     return unit.replace(PROGRAM, program.replace("%", "%%"))
-
-
-def user_unit(unit: str, program: str) -> str:
-    """Return a unit of `systemd/` for a user's manager: started at log-in, configured in the user's `%E` directory."""
-    lines = [line for line in unit.splitlines() if not line.startswith("#") and _is_for_users(line)]
-    text = "\n".join(lines) + "\n"
-    text = system_unit(text, program).replace(CONFIG, "%E/melld/melld.toml")
-    # A user's manager cannot wait for the system's units.
-    text = re.sub(r"^After=melld\.socket .*$", "After=melld.socket", text, flags=re.MULTILINE)
-    return re.sub(r"\n{3,}", "\n\n", text.replace("WantedBy=multi-user.target", "WantedBy=default.target"))
-
-
-def _is_for_users(line: str) -> bool:
-    key, equals, _ = line.partition("=")
-    return not equals or key in USER_KEYS
 
 
 def signed(text: str) -> str:

@@ -6,8 +6,7 @@ Pure.  A loan takes whole lots: the devices of one worker go together, and worke
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
+from melld.control.messages import Lend
 from melld.errors import MelldError
 from melld.ids import WorkerId
 
@@ -42,15 +41,6 @@ class Lendable(NamedTuple):
     """Why its devices cannot be lent, in words; empty if they can."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """A borrower's request: `devices`, if it names some, else `count` of them."""
-
-    count: int = 1
-    devices: tuple[str, ...] = ()
-    even_last: bool = False
-    """Leave no worker in service, if need be."""
-
-
 Lot = tuple[Lendable, ...]
 """Workers that are lent together."""
 
@@ -60,7 +50,7 @@ def devices_of(lot: Sequence[Lendable]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device for one in lot for device in one.devices))
 
 
-def choose(workers: Sequence[Lendable], wanted: Wanted) -> Lot:
+def choose(workers: Sequence[Lendable], wanted: Lend) -> Lot:
     """Return the workers to empty: idle ones first, asleep before awake, then those with the fewest KV bytes.
 
     Of equals the last: the scheduler uses the first workers most.
@@ -90,7 +80,7 @@ def choose(workers: Sequence[Lendable], wanted: Wanted) -> Lot:
     return tuple(one for one in workers if one in chosen)
 
 
-def _check(workers: Sequence[Lendable], wanted: Wanted) -> None:
+def _check(workers: Sequence[Lendable], wanted: Lend) -> None:
     known = devices_of(workers)
     if unknown := [device for device in wanted.devices if device not in known]:
         raise NeverLent(f"no device {unknown[0]!r}; available: {', '.join(known)}")

@@ -19,7 +19,7 @@ import msgspec
 from melld.control.messages import Lend, Loan, LoanStep
 from melld.control.status import RESTING, LoanStatus
 from melld.driver.drain import Drains, WorkerDrain
-from melld.driver.lendable import Lendable, Lot, NothingToLend, Wanted, choose, devices_of
+from melld.driver.lendable import Lendable, Lot, NothingToLend, choose, devices_of
 from melld.engine.fleet.life import State
 from melld.engine.fleet.place import Place
 from melld.ids import WorkerId
@@ -91,7 +91,7 @@ class Loans:
             NothingToLend, NeverLent: see `choose`.
         """
         workers = self._workers(held=False)
-        lot = [one for one in workers if not one.taken] if everything else choose(workers, Wanted())
+        lot = [one for one in workers if not one.taken] if everything else choose(workers, borrower)
         return [self._of(one.worker).lend(one.worker, borrower) for one in lot]
 
     async def take_back(self, borrower: Lend, but: Collection[str] = ()) -> list[Place]:
@@ -115,14 +115,13 @@ class Loans:
     async def _chosen(self, asked: Lend, call: "OpenCall") -> Lot:
         """Return the workers to lend, once it is the borrower's turn; none if it leaves, or waits no longer."""
         if asked.held_s is not None:
-            return choose(self._workers(held=True), Wanted(devices=asked.devices, even_last=True))
-        wanted = Wanted(asked.count, asked.devices, asked.even_last)
+            return choose(self._workers(held=True), msgspec.structs.replace(asked, even_last=True))
         told, until_s = "", self._clock() + asked.wait_s
         self._line.append(asked)
         try:
             while not call.left.done():
                 try:
-                    choice = choose(self._workers(held=False), wanted)
+                    choice = choose(self._workers(held=False), asked)
                     if self._line[0] is asked:
                         return choice
                     reason = "others are already waiting for a device"

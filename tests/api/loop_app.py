@@ -101,7 +101,7 @@ def _logprobs(positions: int, most_likely: int) -> tuple[Any, Any, Any]:
 class Asked:
     """The one model."""
 
-    names = ("m",)
+    names, adapters = ("m",), ()
 
     def __init__(self, serving: Any) -> None:
         self.serving = serving

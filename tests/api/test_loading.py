@@ -23,7 +23,7 @@ from tests.patience import PATIENCE_S
 class Absent:
     """A model that cannot be loaded, which is noticed once `known` is set."""
 
-    names = ("slow",)
+    names, adapters = ("slow",), ("pirate",)
     serving: Any = None
 
     def __init__(self, failure: Exception | None = None) -> None:
@@ -93,13 +93,14 @@ async def test_a_non_streaming_call_is_not_answered_with_a_stream(monkeypatch: p
         assert (error.code, json.load(error)["error"]["code"]) == (503, "model_not_loaded")
 
 
-async def test_a_call_is_told_why_its_model_is_missing() -> None:
-    """And when to try again."""
+@pytest.mark.parametrize("name", ["slow", "pirate"])
+async def test_a_call_is_told_why_its_model_is_missing(name: str) -> None:
+    """And when to try again; a call for one of its adapters has it loaded, too."""
     model = Absent()
     async with served(model) as url:
         calling = asyncio.ensure_future(
             asyncio.to_thread(
-                urllib.request.urlopen, post(url, b'{"model": "slow", "prompt": "a"}'), timeout=PATIENCE_S
+                urllib.request.urlopen, post(url, b'{"model": "%b", "prompt": "a"}' % name.encode()), timeout=PATIENCE_S
             )
         )
         await asyncio.wait_for(model.asked.wait(), PATIENCE_S)
@@ -114,11 +115,12 @@ async def test_a_call_is_told_why_its_model_is_missing() -> None:
 async def test_a_model_is_listed_in_full_before_it_is_loaded() -> None:
     """OpenAI's clients read all fields of a model, including `created`."""
     async with served(Absent()) as url, openai.AsyncOpenAI(base_url=url.rpartition("/")[0], api_key="none") as client:
-        [card] = (await client.models.list()).data
+        card, adapter = (await client.models.list()).data
         one = await client.models.retrieve("slow")
     needed = {name for name, field in openai.types.Model.model_fields.items() if field.is_required()}
     assert needed - card.model_fields_set == needed - one.model_fields_set == set()
     assert (card.id, card.object, card.model_extra["status"]) == ("slow", "model", "failed")
+    assert (adapter.id, adapter.parent) == ("pirate", "slow")
 
 
 async def test_a_lost_connection_to_a_media_server_is_not_a_lost_client() -> None:

@@ -25,7 +25,7 @@ SILENCE_S = 0.01
 class Spoken:
     """A model that answers with one word."""
 
-    names = ("m",)
+    names, adapters = ("m",), ()
 
     def __init__(self) -> None:
         completions = SimpleNamespace(create_completion=self._create)

@@ -1,6 +1,7 @@
 """A model that a reload adds and vLLM refuses as it loads: nothing of it stays, and no other model has noticed."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +190,36 @@ def test_a_model_that_went_while_its_unload_waited_is_unloaded(monkeypatch: pyte
         assert not await Daemon.unload(daemon, gone, now=False), "it was not loaded by hand"
         models.served.remove(gone)
         assert await Daemon.unload(daemon, gone, now=False)
+        await town.close()
+
+    run_virtually(history)
+
+
+def test_a_reload_that_fails_half_way_leaves_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could be called already would be in no list, and keep its front end and its memory."""
+
+    async def history(loop: VirtualLoop) -> None:
+        town = await Town(loop, 2, 1, granules=40).start()
+        reload, ended = Reload(town, monkeypatch), list[str]()
+
+        def prepared(name: str) -> Any:
+            end = functools.partial(ended.append, name)
+            return SimpleNamespace(frontend=SimpleNamespace(shutdown=end, vllm_config=None), arguments=None)
+
+        def follow(model: ServedModel, _: object) -> None:
+            if model.name == "more still":
+                raise OSError("no room for its log")
+
+        names, models = ("more", "more still"), reload.models
+        models._parts.letting.follow = follow  # type: ignore[method-assign]
+        monkeypatch.setattr(models, "_rehearse", lambda *_: {name: prepared(name) for name in names})
+        config = reload.config(*(ModelConfig(path="", name=name, pinned=True) for name in names))
+        fronts = await models.prepare(config)
+        with pytest.raises(OSError, match="no room"):
+            models.carry_out(config, fronts)
+        await gone(town)
+        assert [model.name for model in models.served] == reload.tenants() == ["a", "b"]
+        assert (sorted(ended), models.prepared, models._candidates) == (sorted(names), {}, {})
         await town.close()
 
     run_virtually(history)

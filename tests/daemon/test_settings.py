@@ -15,7 +15,6 @@ from melld.api.keys import Client
 from melld.config import Config, ModelConfig
 from melld.config_server import ClientConfig, ServerConfig
 from melld.control.messages import Reloaded
-from melld.daemon.models import Changes
 from melld.daemon.preflight import ready_text, url_of
 from melld.daemon.settings import Settings, in_words
 from melld.daemon.systemd import Supervision
@@ -143,8 +142,9 @@ class Alone:
     async def prepare(self, config: Config) -> dict[str, Any]:
         return {model.path: None for model in config.models if model.path != "model"}
 
-    def carry_out(self, config: Config, prepared: Mapping[str, Any]) -> Changes:
-        return Changes(tuple(prepared), () if any(model.path == "model" for model in config.models) else ("model",))
+    def carry_out(self, config: Config, prepared: Mapping[str, Any]) -> Reloaded:
+        removed = () if any(model.path == "model" for model in config.models) else ("model",)
+        return Reloaded(models_added=tuple(prepared), models_removed=removed)
 
 
 @pytest.mark.parametrize(

@@ -9,37 +9,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.daemon.systemd import CONFIG, PROGRAM, is_ours, own_command, signed, system_unit, user_unit
+from melld.daemon.systemd import CONFIG, PROGRAM, is_ours, own_command, signed, unit_text
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE = (UNITS / "melld.service").read_text()
-SOCKET = (UNITS / "melld.socket").read_text()
+USER_SERVICE = (UNITS / "user" / "melld.service").read_text()
+PRIVILEGED = frozenset(
+    [
+        "AmbientCapabilities",
+        "CacheDirectory",
+        "CapabilityBoundingSet",
+        "DeviceAllow",
+        "DevicePolicy",
+        "DynamicUser",
+        "Environment",
+        "LimitMEMLOCK",
+        "LoadCredential",
+        "PrivateTmp",
+        "ProtectControlGroups",
+        "ProtectHome",
+        "ProtectHostname",
+        "ProtectKernelLogs",
+        "ProtectKernelModules",
+        "ProtectKernelTunables",
+        "ProtectProc",
+        "ProtectSystem",
+        "RemoveIPC",
+        "RestrictNamespaces",
+        "SetCredential",
+    ]
+)
+"""Keys that a user's own service manager cannot apply: they need namespaces, other users or cgroups."""
+
+
+def keys_of(unit: str) -> dict[str, str]:
+    """Return the values of a unit's keys."""
+    pairs = (line.partition("=") for line in unit.splitlines() if not line.startswith("#"))
+    return {key: value for key, equals, value in pairs if equals}
 
 
 def test_the_system_unit_differs_only_in_the_program() -> None:
     """What was reviewed and hardened in systemd/ is what runs."""
     assert PROGRAM in SERVICE
-    assert system_unit(SERVICE, PROGRAM) == SERVICE
-    assert "ExecStart=/usr/local/lib/melld/bin/melld serve --config" in system_unit(
+    assert unit_text(SERVICE, PROGRAM) == SERVICE
+    assert "ExecStart=/usr/local/lib/melld/bin/melld serve --config" in unit_text(
         SERVICE, "/usr/local/lib/melld/bin/melld"
     )
 
 
-def test_the_user_unit_needs_no_privileges() -> None:
-    """A user manager refuses a unit that wants another user or a namespace."""
-    text = user_unit(SERVICE, "/home/me/bin/melld")
-    for needs_privileges in ("DynamicUser", "DevicePolicy", "ProtectSystem", "LoadCredential", "CapabilityBoundingSet"):
-        assert needs_privileges in SERVICE
-        assert needs_privileges not in text
-    assert f"/home/me/bin/melld serve --config %E/{CONFIG.removeprefix('/etc/')}" in text
-    assert "WantedBy=default.target" in text
-    for kept in ("Type=notify", "WatchdogSec=30s", "NoNewPrivileges=yes", "RuntimeDirectoryMode=0700"):
-        assert kept in text
+@pytest.mark.parametrize("name", ["melld.service", "melld.socket"])
+def test_the_user_unit_is_the_system_s_without_privileges(name: str) -> None:
+    """A user manager refuses a unit that wants another user or a namespace; all else holds for both."""
+    theirs, its = keys_of((UNITS / name).read_text()), keys_of((UNITS / "user" / name).read_text())
+    assert its.keys() == theirs.keys() - PRIVILEGED
+    differs = {key for key, value in its.items() if value != theirs[key]}
+    assert differs == ({"ExecStart", "After", "WantedBy"} if name == "melld.service" else set())
 
 
-def test_the_user_daemon_keeps_its_measurements() -> None:
-    """The manager removes the runtime directory at each stop, so data there would be measured anew."""
-    assert "\nStateDirectory=melld\n" in user_unit(SERVICE, PROGRAM)
+def test_the_user_service_starts_at_log_in_with_the_user_s_settings() -> None:
+    """Its manager can wait for no unit of the system's, and removes the runtime directory at each stop."""
+    text = unit_text(USER_SERVICE, "/home/me/bin/melld")
+    assert f"/home/me/bin/melld serve --config %E/{CONFIG.removeprefix('/etc/')}\n" in text
+    for line in ("WantedBy=default.target", "After=melld.socket", "StateDirectory=melld"):
+        assert f"\n{line}\n" in text
 
 
 @pytest.mark.parametrize("manager", ["--system", "--user"])
@@ -51,9 +83,9 @@ def test_systemd_accepts_generated_units(tmp_path: Path, manager: str, monkeypat
     place.mkdir()
     shutil.copy("/bin/true", place / "melld")
     monkeypatch.setattr(sys, "executable", str(place / "python"))
-    make = user_unit if manager == "--user" else system_unit
-    for name, unit in (("melld.service", SERVICE), ("melld.socket", SOCKET)):
-        (tmp_path / name).write_text(signed(make(unit, own_command())))
+    source = UNITS / "user" if manager == "--user" else UNITS
+    for name in ("melld.service", "melld.socket"):
+        (tmp_path / name).write_text(signed(unit_text((source / name).read_text(), own_command())))
     done = subprocess.run(
         ["systemd-analyze", manager, "--man=no", "verify", tmp_path / "melld.service", tmp_path / "melld.socket"],
         check=False,

@@ -15,6 +15,7 @@ from melld.config import Config, ModelConfig
 from melld.control.messages import Drain, Lend, Load, Resume
 from melld.control.status import DaemonState, LoanStatus, ModelState, WorkerState, workers_ready
 from melld.daemon.history import History
+from melld.daemon.lifecycle import Daemon
 from melld.daemon.machines import Machines
 from melld.daemon.metrics import Metrics
 from melld.daemon.model import ModelNotLoaded, ModelParts, ServedModel
@@ -44,13 +45,16 @@ from tests.patience import PATIENCE_S
 from tests.serve.offline_daemon import W0, W1, W2, OfflineDaemon
 
 
-class Hand:
+class Hand(Daemon):
     """Serves no model that the configuration does not name."""
+
+    def __init__(self) -> None:
+        """It is asked for nothing else."""
 
     async def load(self, path: str, name: str) -> ServedModel:
         raise AssertionError(path, name)
 
-    async def unload(self, _model: ServedModel, _now: bool) -> bool:
+    async def unload(self, model: ServedModel, now: bool) -> bool:
         return False
 
 

@@ -1,5 +1,6 @@
 """Which devices `melld run` gets: the cheapest to empty, and never the last in service unless asked for."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -7,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from melld.driver.lendable import Lendable, NeverLent, NothingToLend, Wanted, choose, devices_of
+from melld.control.messages import Lend
+from melld.driver.lendable import Lendable, NeverLent, NothingToLend, choose, devices_of
 from melld.ids import WorkerId
 
 REASONS = ("", "", "", "drained by an operator")
+wanted = functools.partial(Lend, command="train", pid=7, user="ann")
 
 
 @st.composite
@@ -48,7 +51,7 @@ def test_the_cheapest_permissible_devices_are_lent(workers: list[Lendable], coun
     """No equally large choice that keeps a worker in service is cheaper to empty."""
     possible = [lent for lent in itertools.combinations(workers, count) if allowed(workers, lent, even_last)]
     try:
-        chosen = choose(workers, Wanted(count, even_last=even_last))
+        chosen = choose(workers, wanted(count=count, even_last=even_last))
     except NeverLent:
         assert count > len(workers) or (count == len(workers) and not even_last)
     except NothingToLend:
@@ -64,7 +67,7 @@ def test_the_cheapest_permissible_devices_are_lent(workers: list[Lendable], coun
 def test_a_worker_s_devices_are_lent_together(workers: list[Lendable], count: int, even_last: bool) -> None:
     """Half of a tensor-parallel worker cannot serve: its other device would be idle, and still full."""
     try:
-        chosen = choose(workers, Wanted(count, even_last=even_last))
+        chosen = choose(workers, wanted(count=count, even_last=even_last))
     except (NeverLent, NothingToLend):
         return
     assert allowed(workers, chosen, even_last)
@@ -77,7 +80,7 @@ def test_named_devices_are_lent_or_none(workers: list[Lendable], indices: set[in
     named = tuple(f"cuda:{index}" for index in sorted(indices))
     meant = [one for one in workers if set(one.devices) & set(named)]
     try:
-        chosen = choose(workers, Wanted(devices=named, even_last=even_last))
+        chosen = choose(workers, wanted(devices=named, even_last=even_last))
     except NeverLent:
         assert not set(named) <= set(devices_of(workers))
     except NothingToLend:
@@ -94,7 +97,7 @@ def worker(name: str, *devices: str, taken: str = "") -> Lendable:
 def test_workers_that_share_a_device_are_emptied_together() -> None:
     """The device is free only when the last of them has gone."""
     shared = [worker("w0", "cuda:0"), worker("w1", "cuda:1"), worker("w2", "cuda:1")]
-    assert [one.worker for one in choose(shared, Wanted(devices=("cuda:1",)))] == ["w1", "w2"]
+    assert [one.worker for one in choose(shared, wanted(devices=("cuda:1",)))] == ["w1", "w2"]
 
 
 def test_no_model_loses_the_last_worker_that_it_has_awake() -> None:
@@ -102,33 +105,33 @@ def test_no_model_loses_the_last_worker_that_it_has_awake() -> None:
     a0, a1 = (worker(f"a{index}", f"cpu:{index}")._replace(model="a") for index in range(2))
     b0, b1 = (worker(f"b{index}", f"cpu:{index}")._replace(model="b") for index in range(2))
     away = {"serves": False, "is_awake": False}
-    assert choose([a0, a1, b0, b1], Wanted()) == (a1, b1)
-    assert choose([a0, a1, b0, b1._replace(**away)], Wanted()) == (a1, b1._replace(**away))
+    assert choose([a0, a1, b0, b1], wanted()) == (a1, b1)
+    assert choose([a0, a1, b0, b1._replace(**away)], wanted()) == (a1, b1._replace(**away))
     with pytest.raises(NothingToLend, match=r"without a0, b0 no worker.*; without a1, b1 no worker"):
-        choose([a0, a1._replace(**away), b0._replace(**away), b1], Wanted())
+        choose([a0, a1._replace(**away), b0._replace(**away), b1], wanted())
 
 
 def test_of_equals_the_last_is_lent() -> None:
     """The scheduler packs requests on the first ones."""
-    assert [one.worker for one in choose([worker("w0", "cpu:0"), worker("w1", "cpu:1")], Wanted())] == ["w1"]
+    assert [one.worker for one in choose([worker("w0", "cpu:0"), worker("w1", "cpu:1")], wanted())] == ["w1"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("asked", "says"),
     [
         (
-            Wanted(),
+            wanted(),
             "of 1 device wanted 0 can be lent: without w0 no worker would be left in service (use --all to lend it "
             "too); cpu:1 is lent",
         ),
-        (Wanted(devices=("cpu:1",)), "of 1 device wanted 0 can be lent: cpu:1 is lent"),
-        (Wanted(devices=("cpu:7",)), "no device 'cpu:7'; available: cpu:0, cpu:1"),
-        (Wanted(count=3), "only 2 devices exist, not 3"),
-        (Wanted(count=2), "2 is all devices, and one must stay in service: use --all to lend it too"),
+        (wanted(devices=("cpu:1",)), "of 1 device wanted 0 can be lent: cpu:1 is lent"),
+        (wanted(devices=("cpu:7",)), "no device 'cpu:7'; available: cpu:0, cpu:1"),
+        (wanted(count=3), "only 2 devices exist, not 3"),
+        (wanted(count=2), "2 is all devices, and one must stay in service: use --all to lend it too"),
     ],
 )
-def test_a_refusal_gives_the_reason(wanted: Wanted, says: str) -> None:
+def test_a_refusal_gives_the_reason(asked: Lend, says: str) -> None:
     """A borrower knows at once whether to wait or to change the command line."""
     with pytest.raises((NothingToLend, NeverLent)) as refused:
-        choose([worker("w0", "cpu:0"), worker("w1", "cpu:1", taken="lent")], wanted)
+        choose([worker("w0", "cpu:0"), worker("w1", "cpu:1", taken="lent")], asked)
     assert str(refused.value) == says

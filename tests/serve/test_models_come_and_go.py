@@ -179,7 +179,7 @@ def test_an_added_model_has_its_adapters_and_its_count_of_tool_calls(town: Town)
     added = [f'{{path = "{town.demo}", name = "{name}", {tools}}}' for name in ("caller", "bystander")]
     added[0] = f"{added[0][:-1]}, {lora}}}"
     town.reload("demo", "other", *added)
-    assert text_of(town, "caller") != text_of(town, "pirate"), "known once its model is loaded"
+    assert text_of(town, "pirate") != text_of(town, "caller"), "known before its model is loaded"
     call_tools(town, "caller")
     call_tools(town, "pirate")
     refused = f'{{path = "{town.demo}", name = "refused", {tools[:-1]}, chat_template = "{{{{ a"}}}}'

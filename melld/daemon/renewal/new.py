@@ -103,6 +103,8 @@ class NewSide(wire.Side):
                 self.on_join([socket.socket(fileno=one) for one in descriptors])
                 if self.state is State.READY:
                     self.happen(Event.YOURS)
+            case wire.Failed():
+                self.say(message)  # which calls the renewal off, unless this daemon serves already
             case wire.Left():
                 self._left = message
                 self.changed()

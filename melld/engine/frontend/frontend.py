@@ -21,7 +21,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
-from vllm.v1.engine import EngineCoreRequest, logprobs
+from vllm.v1.engine import EngineCoreRequest, async_llm, logprobs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import StatLoggerManager, load_stat_logger_plugin_factories
@@ -184,6 +184,9 @@ class Frontend(AsyncLLM):  # type: ignore[misc]
             state = self.output_processor.request_states.get(request)
             if state is not None and state.queue is not None:
                 state.queue.put(error)
+
+
+async_llm.load_stat_logger_plugin_factories = list  # `connect` makes plugins' loggers: not here, and not twice
 
 
 def vllm_config_of(config: Config, engine_arguments: dict[str, Any]) -> VllmConfig:

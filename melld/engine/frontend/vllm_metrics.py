@@ -5,7 +5,7 @@ two of the same name.  Their series differ in the label `model_name`.  Invocatio
 front end made last, whosever they are: here for the model that the call names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -38,9 +38,9 @@ class VllmMetrics:
     Register it; call `keep` after each front end is connected, and `forget` once it is gone.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """`registry`: where vLLM registers its metrics."""
-        self._registry = registry
+    def __init__(self, registry: CollectorRegistry, unnamed: Callable[[], str]) -> None:
+        """`registry`: where vLLM registers its metrics; `unnamed` returns the key of whom unnamed calls ask."""
+        self._registry, self._unnamed = registry, unnamed
         self._kept: dict[str, _Kept] = {}
         abstract_parser.record_tool_parser_invocation = self._record_tool_call
 
@@ -63,7 +63,9 @@ class VllmMetrics:
 
     def _record_tool_call(self, *, request: Any, **found: Any) -> None:
         newest = list(reversed(self._kept.values()))  # of two with a name in common, the older gets no new calls
-        kept = next((one for one in newest if request.model in one.names), newest[-1])
+        kept = next((one for one in newest if request.model in one.names), self._kept.get(self._unnamed()))
+        if kept is None:
+            return  # a response in the background, of a model that is gone
         of_parsers._model_name, of_parsers._tool_call_parser_invocations = kept.names[0], kept.tool_calls  # noqa: SLF001
         _record_tool_call(request=request, **found)
 

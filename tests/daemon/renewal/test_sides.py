@@ -24,6 +24,9 @@ from melld.daemon.renewal.old import OldSide
 from melld.daemon.renewal.succession import NotRenewed, Succession
 from melld.daemon.watch import Condition
 from melld.errors import MelldError
+from tests.patience import PATIENCE_S
+
+INHERITED = wire.Inherited(pid=1, address=("", 0), is_adopted=False, devices=(), has_stand_in=True)
 
 
 class Daemon:
@@ -48,7 +51,7 @@ class Daemon:
         self.settings = SimpleNamespace(config=SimpleNamespace(server=SimpleNamespace(drain_s=5.0)))
 
     def inheritance(self) -> tuple[wire.Inherited, list[int]]:
-        return wire.Inherited(pid=1, address=("", 0), is_adopted=False, devices=(), has_stand_in=True), []
+        return INHERITED, []
 
     def open(self) -> None:
         self.notes.append("open")
@@ -149,6 +152,21 @@ async def test_what_cannot_be_understood_calls_the_renewal_off(old: OldSide) -> 
     await until_quiet(old)
     assert "another version of melld" in old.told().told
     assert old.told().step is RenewalStep.KEPT
+
+
+async def test_the_new_side_says_that_it_does_not_understand() -> None:
+    """Both would wait for each other for ever otherwise."""
+    lock, control = os.open(os.devnull, os.O_RDONLY), socket.socket(socket.AF_UNIX)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    new = NewSide(ours, INHERITED, [lock, control.detach()])
+    with theirs, new.control:
+        new.listen()
+        theirs.send(b'{"type": "Pledged"}')
+        theirs.setblocking(False)
+        told = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(theirs, wire.MAX_MESSAGE_BYTES), PATIENCE_S)
+        new.close()
+    os.close(lock)
+    assert b"another version of melld" in told
 
 
 async def test_nobody_hears_that_a_daemon_serves_which_was_ended(old: OldSide) -> None:

@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from transformers import PreTrainedTokenizerBase
 from vllm.parser import abstract_parser
 from vllm.v1.engine import EngineCoreReadyResponse
+from vllm.v1.metrics import loggers
 from melld.config_text import parse_config
 from melld.engine.frontend import prepared
 from melld.engine.frontend.frontend import Frontend
@@ -83,7 +84,7 @@ async def watched(*arguments):
     makers.add(threading.current_thread() is threading.main_thread())
     await init(*arguments)
 prepared.init_app_state = watched
-VLLM = VllmMetrics(prometheus_client.REGISTRY)
+VLLM = VllmMetrics(prometheus_client.REGISTRY, lambda: "first")
 
 
 async def connected(config, front, *workers):
@@ -91,6 +92,16 @@ async def connected(config, front, *workers):
     front.frontend.connect(fleet, front.tasks, None)
     VLLM.keep(config.model.names[0], config.model, front.arguments.tool_call_parser)
     return front, fleet
+
+
+class Plugin(loggers.StatLoggerBase):
+    makers = []
+
+    def __init__(self, vllm_config, engine_index=0):
+        self.makers.append(threading.current_thread() is threading.main_thread())
+
+    def record(self, *_, **__): ...
+    def log_engine_initialized(self): ...
 
 
 def tokenizers():
@@ -130,7 +141,7 @@ async def main():
     told["pools"] = hasattr(pooler.serving, "serving_embedding")
     call("second")
     call("pirate")
-    call("first")
+    call(None)
     told["counted"] = series()
     del fronts, first, shorter, pooler
 
@@ -148,7 +159,15 @@ async def main():
     VLLM.forget("second")
     call("first")
     told["counted at last"] = series()
+    VLLM.forget("first")
+    call(None)
     told["made on the loop"] = True in makers
+
+    loggers.load_plugins_by_group = lambda _: {"ours": Plugin}
+    configs = {"plugged": config_of("plugged", {})}
+    fronts = await asyncio.to_thread(made, configs)
+    _, fleet = await connected(configs["plugged"], fronts["plugged"], ("generate",), length)
+    told["plugin's makers"] = Plugin.makers
 
 
 asyncio.run(main())
@@ -187,11 +206,16 @@ def test_workers_load_the_adapters(told: dict[str, Any]) -> None:
 
 
 def test_each_model_s_tool_calls_are_counted_under_its_name(told: dict[str, Any]) -> None:
-    """Whichever front end was made last, and whether it came to serve."""
+    """Whichever front end was made last, and whether it came to serve; without a name they are the first model's."""
     assert told["registered by making"] == []
     assert told["counted"] == [["first", "tool_call", 1.0], ["second", "tool_call", 2.0]]
     assert told["counted after"] == [["first", "tool_call", 2.0], ["second", "tool_call", 2.0]]
     assert told["counted at last"] == [["first", "tool_call", 3.0]]
+
+
+def test_a_plugin_s_logger_is_made_once_and_on_the_loop(told: dict[str, Any]) -> None:
+    """Two would count everything twice, and metrics that another thread registers are taken for another model's."""
+    assert told["plugin's makers"] == [True]
 
 
 def test_a_refused_reload_leaves_nothing(told: dict[str, Any]) -> None:
