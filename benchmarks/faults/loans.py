@@ -2,14 +2,15 @@
 
 A daemon with two CPU workers, whose steps a stand-in for a large model's pace slows down, and eight streams on each.
 `melld run` borrows the cheapest device again and again, a PyTorch program among the borrowers; each loan ends by an
-exit, by a signal, or by `kill -9`.
+exit, by a signal, or by `kill -9` of either the program or `melld run`.
 
     start   from the start of `melld run` to the program's first line, beside the slowest move for that loan
-    back    from a `kill -9` until the daemon has begun to start the worker
+    back    from a `kill -9` of `melld run` until the daemon has begun to start the worker
     cut     streams that ended with an error; altered: those whose answer is another than when nothing moves
 """
 
 import json
+import os
 import random
 import signal
 import statistics
@@ -41,7 +42,7 @@ HEAD = [
     "back, s",
 ]
 """Medians, and in brackets the longest."""
-ENDS = ("exit", "failure", "SIGTERM", "SIGINT", "SIGKILL")
+ENDS = ("exit", "failure", "SIGTERM", "SIGINT", "SIGKILL of the program", "SIGKILL of melld run")
 TRAINING = """
 import os, torch
 torch.set_num_threads(1)
@@ -123,8 +124,7 @@ class Bench:
         self.moves += len(moves_s)
         if moves_s and how != "exit":  # which imports PyTorch before its first line
             self.starts.append((took_s, max(moves_s)))
-        assert int(line[1]) == run.pid
-        self._end(run, how)
+        self._end(run, how, int(line[1]))
 
     def _moves(self, request: str, pid: int) -> Iterator[float]:
         """Yield what each of the request's moves for the loan of that `melld run` took, as `melld why` tells it."""
@@ -135,19 +135,22 @@ class Bench:
             elif line["what"] == Happened.MOVED and is_for_it:
                 yield line["took_s"]
 
-    def _end(self, run: subprocess.Popen[str], how: str) -> None:
+    def _end(self, run: subprocess.Popen[str], how: str, pid: int) -> None:
         delay_s = self._chance.uniform(0.0, 1.5)
         time.sleep(delay_s if how not in ("exit", "failure") else 0.0)
         killed_s = time.monotonic()
         match how:
             case "SIGTERM" | "SIGINT":
                 run.send_signal(getattr(signal, how))
-            case "SIGKILL":
+            case "SIGKILL of the program":
+                os.kill(pid, signal.SIGKILL)
+            case "SIGKILL of melld run":
                 run.kill()
                 self._operator.wait(lambda status: not any(one["loan"] for one in status["workers"]), 30)
                 self.backs.append(time.monotonic() - killed_s)
-        code, expected = run.wait(300), {"exit": 0, "failure": 9}
-        assert code == (expected[how] if how in expected else -getattr(signal, how)), (how, code)
+        expected = {"exit": 0, "failure": 9, "SIGTERM": 143, "SIGINT": 130, "SIGKILL of the program": 137}
+        code = run.wait(300)
+        assert code == expected.get(how, -signal.SIGKILL), (how, code)
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ class ControlClient:
 
 
 class OpenAnswer:
-    """An operation that lasts until `close`, or until the processes that have it, or the daemon, end."""
+    """An operation that lasts until `end` or `close`, or until this process or the daemon ends."""
 
     def __init__(self, channel: socket.socket, answer: http.client.HTTPResponse) -> None:
         self._channel = channel
@@ -150,15 +150,10 @@ class OpenAnswer:
         except (OSError, http.client.HTTPException):  # the daemon has gone
             return b""
 
-    def fileno(self) -> int:
-        """Return the connection's descriptor, for `select`: it can be read once there are more lines, or the end."""
-        return self._channel.fileno()
-
-    def goes_on(self) -> bool:
-        """Drop what has come; return False at the end."""
-        with contextlib.suppress(OSError):
-            return bool(self._channel.recv(LONGEST_LINE_BYTES))
-        return False
+    def end(self) -> None:
+        """End the operation, and with it the lines, which another thread may be reading."""
+        with contextlib.suppress(OSError):  # the daemon has gone, or the lines have ended
+            self._channel.shutdown(socket.SHUT_RDWR)
 
 
 class _UnixConnection(http.client.HTTPConnection):

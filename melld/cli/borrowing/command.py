@@ -1,7 +1,6 @@
 """`melld run -- COMMAND`: run a program on devices that the daemon lends it for as long as it runs.
 
-Owns the flags and the exit codes.  This process becomes the program: signals, terminal and exit code are its own, and
-the loan ends with it, however it ends.
+Owns the flags and the exit codes.  The loan ends with the program, and with this process, however that ends.
 """
 
 import argparse
@@ -9,15 +8,15 @@ import getpass
 import os
 import shlex
 import shutil
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from melld.cli import BAD_USAGE
 from melld.cli.asking import NO_ANSWER, daemon_of
-from melld.cli.borrowing.loan import NotLent, keep, say, wait_lent
+from melld.cli.borrowing.loan import LoanHolder, NotLent, say, wait_lent
+from melld.cli.borrowing.program import environment_of, run_program
 from melld.cli.config_flags import add_daemon_flags, add_flag, number_that
-from melld.control.messages import Lend, Loan
+from melld.control.messages import Lend
 from melld.printable import printable
 
 NOT_LENT, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
@@ -34,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "only MELLD_DEVICES).  When the program exits, the worker restarts."
     )
     parser.epilog = (
-        "Exit codes: the program's own; 2 bad usage, 125 no device lent, 126 program not executable, 127 program not "
-        "found."
+        "Exit codes: the program's own, or 128+n if signal n killed it; 2 bad usage, 125 no device lent, 126 program "
+        "not executable, 127 program not found."
     )
     which = parser.add_mutually_exclusive_group()
     count = number_that("must be 1 or more", lambda value: value >= 1, int)
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Borrow the devices and become the program, or return an exit code."""
+    """Borrow the devices, run the program, and return its exit code."""
     dashes, *command = arguments.command or [""]
     if dashes != "--" or not command:
         say(_usage(dashes))
@@ -74,20 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
     except (*NO_ANSWER, NotLent) as error:
         say(str(error))
         return NOT_LENT
-    keep(client, asked, answer, loan.devices)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and the program would then, too
-        signal.signal(number, signal.SIG_DFL)
+    holder = LoanHolder(client, asked, answer, loan.devices)
     try:
-        os.execvpe(command[0], command, environment_of(loan, os.environ))  # noqa: S606  it is the user's own
+        return run_program(command, environment_of(loan, os.environ), holder.start)
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
-    return NOT_EXECUTABLE
-
-
-def environment_of(loan: Loan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the program's environment: its GPUs by UUID, as their numbers differ where some are hidden."""
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(loan.uuids)} if loan.uuids else {}
-    return {**environment, "MELLD_DEVICES": ",".join(loan.devices), **visible}
+        return NOT_EXECUTABLE
+    finally:
+        holder.end()
 
 
 def _usage(word: str) -> str:

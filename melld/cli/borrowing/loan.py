@@ -1,12 +1,11 @@
-"""A loan in `melld run`: waiting for it, and the process that keeps the connection on which it depends.
+"""A loan in `melld run`: waiting for it, and the connection that it depends on.
 
 If the daemon goes first, the program runs on, and the next daemon is told what it holds.
 """
 
 import contextlib
-import os
-import select
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -56,45 +55,49 @@ def wait_lent(answer: OpenAnswer) -> Loan:
     raise NotLent("the daemon is gone")
 
 
-def keep(client: ControlClient, asked: Lend, answer: OpenAnswer, devices: Sequence[str]) -> None:
-    """Have a process of its own keep the loan for as long as this one lives, whatever program this one becomes.
+class LoanHolder:
+    """Keeps the loan's connection, and reclaims the devices from the next daemon if it breaks."""
 
-    It is no child: a program that waits for all its children would wait for it.
-    """
-    program = os.pidfd_open(os.getpid())
-    if (between := os.fork()) != 0:
-        os.waitpid(between, 0)
-        os.close(program)
-        return
-    try:
-        os.setsid()  # what the terminal sends is for the program
-        if os.fork() == 0:
-            for number in (0, 1):  # whoever reads the program's output waits for the program alone
-                os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            _hold(program, client, asked, answer, tuple(devices))
-    finally:
-        os._exit(0)
+    def __init__(self, client: ControlClient, asked: Lend, answer: OpenAnswer, devices: Sequence[str]) -> None:
+        self._client = client
+        self._asked = asked
+        self._answer = answer
+        self._devices = tuple(devices)
+        self._since_s = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._hold, daemon=True)
 
+    def start(self) -> None:
+        """Keep it until `end`."""
+        self._thread.start()
 
-def _hold(program: int, client: ControlClient, asked: Lend, answer: OpenAnswer, devices: tuple[str, ...]) -> None:
-    """Keep the loan until the program ends; if the daemon goes first, ask the next one for the devices."""
-    began_s = time.monotonic()
-    while program not in select.select([program, answer.fileno()], [], [])[0]:
-        if answer.goes_on():
-            continue
-        answer.close()
-        say("the daemon is gone; the program keeps running, and the next daemon will be asked for its devices")
+    def end(self) -> None:
+        """Return the devices."""
+        self._over.set()
+        self._answer.end()
+
+    def _hold(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(msgspec.MsgspecError), contextlib.closing(self._answer):
+                for _ in self._answer.lines():
+                    pass
+            if not self._over.is_set():
+                say("the daemon is gone; the program keeps running, and the next daemon will be asked for its devices")
+                self._ask_again()
+
+    def _ask_again(self) -> None:
         told = ""
-        while not select.select([program], [], [], AGAIN_S)[0]:
-            again = msgspec.structs.replace(asked, devices=devices, held_s=time.monotonic() - began_s)
+        while not self._over.wait(AGAIN_S):
+            held_s = time.monotonic() - self._since_s
+            again = msgspec.structs.replace(self._asked, devices=self._devices, held_s=held_s)
             try:
-                answer = client.begin("lend", again)
+                self._answer = self._client.begin("lend", again)
             except NO_ANSWER as error:
                 if isinstance(error, ControlRefused) and str(error) != told:
                     told = str(error)
                     say(f"the program keeps running without a loan: {told}")
             else:
-                say(f"the daemon is back: the program keeps {', '.join(devices)}")
+                say(f"the daemon is back: the program keeps {', '.join(self._devices)}")
                 break
-        else:
-            break
+        if self._over.is_set():  # it ended meanwhile
+            self._answer.end()
