@@ -83,7 +83,8 @@ def test_the_wheel_holds_every_file_of_the_package(built: Path) -> None:
     """A missing data file would be noticed at a user's first start, not here."""
     files = [path for path in (ROOT / "melld").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(ROOT)) for path in files} <= _wheel_names(built)
-    assert {f"melld/systemd/{unit.name}" for unit in (ROOT / "systemd").iterdir()} <= _wheel_names(built)
+    units = [path for path in (ROOT / "systemd").rglob("*") if path.is_file()]
+    assert {f"melld/{path.relative_to(ROOT)}" for path in units} <= _wheel_names(built)
 
 
 def test_the_wheel_holds_nothing_else(built: Path) -> None:

@@ -194,11 +194,12 @@ class Models:
                 if (name := wanted.names[0]) in prepared and name not in self._candidates:
                     self._make(config, wanted, prepared[name].frontend.vllm_config)
             self.served[:] = [
-                self._admit(config, model, prepared[model.names[0]])
-                if index is None
-                else self._follow(before[index], config.alone(model))
+                self._admit(config, model, prepared[model.names[0]]) if index is None else before[index]
                 for model, index in zip(config.models, kept, strict=True)
             ]
+        for model in before:
+            if model in self.served:
+                self._follow(model, config.alone(config.models[self.served.index(model)]))
         added, self._candidates = list(self._candidates.values()), {}
         for model in added:
             self._parts.landlord.load_if_room(model)
@@ -248,12 +249,11 @@ class Models:
         models = (*config.served, *(model for name, model in self._by_hand.items() if name not in names))
         return msgspec.structs.replace(config, model=models[0], models=models)
 
-    def _follow(self, model: ServedModel, config: Config) -> ServedModel:
+    def _follow(self, model: ServedModel, config: Config) -> None:
         """Apply new settings to a served model."""
         if config.model != model.parts.config.model:
             model.parts = msgspec.structs.replace(model.parts, config=config)
             self._parts.letting.follow(model, self.prepared[model].frontend.vllm_config)
-        return model
 
     def _make(self, config: Config, wanted: ModelConfig, vllm_config: Any) -> None:
         """Make a candidate, and load it if there is room."""

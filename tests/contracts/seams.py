@@ -176,8 +176,8 @@ validation of constraints | replaced | 0.27 | validation off the loop
 
 metrics | private | 0.27 | no
   why   latencies of a step at once; several models in one registry; plugins' loggers are made on the loop, once
-  ours  engine.frontend.frontend: load_stat_logger_plugin_factories; engine.frontend.step_logger: StepLogger _buckets
-        _sum _upper_bounds inter_token_latencies_iter;
+  ours  engine.frontend.frontend: load_stat_logger_plugin_factories; engine.frontend.step_logger: Bisected StepLogger
+        _buckets _sum _upper_bounds inter_token_latencies_iter;
         engine.frontend.vllm_metrics: _collector_to_names _model_name _tool_call_parser_invocations init_parser_metrics
         record_tool_parser_invocation samples; api.pages: _Collected;
         engine.worker.report: kv_cache_usage scheduler_stats

@@ -63,7 +63,8 @@ class VllmMetrics:
 
     def _record_tool_call(self, *, request: Any, **found: Any) -> None:
         newest = list(reversed(self._kept.values()))  # of two with a name in common, the older gets no new calls
-        kept = next((one for one in newest if request.model in one.names), self._kept.get(self._unnamed()))
+        unnamed = None if request.model else self._kept.get(self._unnamed())
+        kept = next((one for one in newest if request.model in one.names), unnamed)
         if kept is None:
             return  # a response in the background, of a model that is gone
         of_parsers._model_name, of_parsers._tool_call_parser_invocations = kept.names[0], kept.tool_calls  # noqa: SLF001
