@@ -23,7 +23,8 @@ from tests.serve.manager import forget_heard, hear_until, manager_at
 from tests.worker_faults import slowed
 
 SOON_STEADY = ("--set", "health.steady_after_s=0")
-TOO_FAST = ("--set", "targets.itl_ms=0.01")
+TOO_FAST = ("--set", "targets.itl_ms=0.01", "--set", f"targets.ttft_s={PATIENCE_S}")
+"""A pace that no worker has.  First tokens may be late on a slow machine, against which another worker does help."""
 QUESTION = [{"role": "user", "content": "Tell me about block tables."}]
 
 
