@@ -19,8 +19,8 @@ from tests.engine.worker.residency.test_residency import CASES, GREEDY, HALF_PRE
 CALM = {"temperature": 0.0, "ignore_eos": True}
 MOST_TOKENS = 140
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Mamba 2": ("granite4_h_micro", {}),
-    "without a prefix cache": ("granite4_h_micro", {"enable_prefix_caching": False}),
+    "Mamba 2": ("granite4_h_small", {}),
+    "without a prefix cache": ("granite4_h_small", {"enable_prefix_caching": False}),
     "and experts": ("granite4_h", {}),
     "steps below a block": ("granite4_h", {"block_size": 512}),
     "gated delta nets": ("qwen3_next", {}),
