@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.api.browser import Tab
 from tests.api.http_client import API_KEY
 from tests.api.page import served
@@ -76,6 +78,7 @@ async def test_reasoning_is_folded_and_text_stays_text(tab: Tab) -> None:
         assert await tab.evaluate("document.querySelectorAll('main img').length") == 0
 
 
+@pytest.mark.long
 async def test_a_chat_fits_phones_and_desktops(tab: Tab) -> None:
     """No sideways scrolling, and no requests to third parties."""
     async with served(tab, STATUS, [chunk(1, content=300 * "long")]) as url:
@@ -101,6 +104,7 @@ async def test_an_error_is_shown_and_the_message_is_kept(tab: Tab) -> None:
         assert await tab.evaluate("[at('chat-text').value, turns.length]") == ["Hello", 0]
 
 
+@pytest.mark.long
 async def test_shift_enter_inserts_a_line_break(tab: Tab) -> None:
     """A message may have several lines; a new chat clears all of it."""
     async with served(tab, STATUS, [chunk(1, content="Yes.")]) as url:

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 import openai
+import pytest
 
 from melld.api.pages import overview_headers, overview_html
 from melld.control.status import DaemonStatus, ModelState, ModelStatus
@@ -143,6 +144,7 @@ async def test_client_text_stays_text(tab: Tab) -> None:
         assert await tab.evaluate("at('model').textContent") == HOSTILE
 
 
+@pytest.mark.long
 async def test_requests_are_coloured_by_the_scheduler_s_classes(tab: Tab) -> None:
     """What looks large on the page is large to the scheduler."""
     capacity_bytes = 1_000_003
@@ -155,6 +157,7 @@ async def test_requests_are_coloured_by_the_scheduler_s_classes(tab: Tab) -> Non
     assert shown == [limits.class_of(size).name for size in sizes]
 
 
+@pytest.mark.long
 async def test_the_page_follows_the_browser_s_colour_scheme(tab: Tab) -> None:
     """Light by day, dark by night, by the browser's own setting."""
     async with served(tab, STATUS) as url:

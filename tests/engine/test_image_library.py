@@ -18,6 +18,7 @@ def test_images_are_prepared_without_torchvision_s_library() -> None:
     assert functional.resize(torch.ones(3, 20, 30), [10, 15], antialias=True).shape == (3, 10, 15)
 
 
+@pytest.mark.long
 def test_torchvision_still_does_not_load_by_itself() -> None:
     """Once it does, the workaround can go."""
     if torch.version.cuda is not None:

@@ -72,6 +72,7 @@ def test_an_engine_in_gpu_memory_answers_as_in_private_memory(pair: Pair, plain_
     assert plain_pair.all_unmoved(CASES) == pair.all_unmoved(CASES)
 
 
+@pytest.mark.long
 def test_granules_pass_both_ways_under_load_without_changing_answers(house: House, pair: Pair) -> None:
     """What one engine gives back is cleared by the next one."""
     on_cpu.test_granules_pass_both_ways_under_load_without_changing_answers(house, pair, 0)

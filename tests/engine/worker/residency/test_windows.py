@@ -19,7 +19,8 @@ LONG = Case("far beyond the window", LONG_PROMPT, CALM | {"max_tokens": 48})
 
 
 @pytest.fixture(
-    scope="module", params=["gemma3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma4", "llama4"))]
+    scope="module",
+    params=["gemma3_small", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma3", "gemma4", "llama4"))],
 )
 def shared_pair(model_of: Callable[[str], Path], request: Any) -> Iterator[Pair]:
     """Two workers: some layers see everything, others the last 64 tokens, or a chunk of 128.
