@@ -63,7 +63,7 @@ def _reached_by(path: Path) -> Iterator[str]:
                 yield node.name
                 yield from _of_base(node)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
-            yield "setattr"
+            yield node.func.id  # type: ignore[attr-defined]
         elif isinstance(node, ast.ImportFrom) and _package(node.module) in THEIRS:
             yield from (alias.name for alias in node.names if alias.name.startswith("_") and alias.name[1] != "_")
 

@@ -176,7 +176,7 @@ validation of constraints | replaced | 0.27 | validation off the loop
 
 metrics | private | 0.27 | no
   why   latencies of a step at once; several models in one registry
-  ours  engine.frontend.step_logger: StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
+  ours  engine.frontend.step_logger: Bisected StepLogger _buckets _sum _upper_bounds inter_token_latencies_iter;
         engine.frontend.vllm_metrics: _collector_to_names _model_name _tool_call_parser_invocations init_parser_metrics
         record_tool_parser_invocation samples; api.pages: _Collected;
         engine.worker.report: kv_cache_usage scheduler_stats
@@ -247,6 +247,7 @@ short prompts | class | 0.27 | yes
 fields that a model does not know | replaced | 0.32 | yes
   why   answers are made of known fields, and the look for others takes longer than all the rest
   ours  api.serving.fit: __pydantic_decorators__ __log_extra_fields__; api.parsing: __private_attributes__
+        delattr
   test  api/serving/test_answer_models.py::test_only_requests_are_looked_at
 
 calls of many texts | replaced | 0.32 | yes

@@ -9,14 +9,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from prometheus_client import Histogram
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from melld.engine.fleet.step_outputs import Step
 from melld.engine.frontend.plain_outputs import MOST_AT_ONCE, take_all
 
 
+class Bisected(Histogram):
+    """A histogram that finds the bucket of a value by halves; the library tries each, fifteen times for a request."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None, times: int = 1) -> None:  # noqa: ARG002
+        """See the library, but for so many equal values."""
+        self._sum.inc(amount * times)
+        self._buckets[bisect.bisect_left(self._upper_bounds, amount)].inc(times)
+
+
 class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not checked: its classes are Any
     """vLLM's metrics, with less work for most steps: their tokens only continue answers, and share one latency."""
+
+    _histogram_cls = Bisected
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, engine_idx: int = 0, **named: Any) -> None:
         """See vLLM."""
@@ -39,9 +51,7 @@ class StepLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not che
     def _waited(self, latencies_s: list[float], engine_idx: int) -> None:
         histogram = self.histogram_inter_token_latency[engine_idx]
         for latency_s, tokens in Counter(latencies_s).items():
-            histogram._sum.inc(latency_s * tokens)  # noqa: SLF001  as its `observe` does for one
-            place = bisect.bisect_left(histogram._upper_bounds, latency_s)  # noqa: SLF001
-            histogram._buckets[place].inc(tokens)  # noqa: SLF001
+            histogram.observe(latency_s, times=tokens)
 
 
 def step_taker(states: Mapping[str, Any], loggers: Sequence[Any]) -> Callable[[Step], bool]:
