@@ -52,10 +52,9 @@ def patient(model: type[BaseModel]) -> Callable[[dict[str, Any]], BaseModel]:
         if attribute.default_factory is None:  # a constant of vLLM's, which pydantic would copy for each request
             constant = functools.partial(getattr, attribute, "default")
             made.__private_attributes__[name] = PrivateAttr(default_factory=constant)
-    for name in [name for name, field in model.model_fields.items() if field.deprecated]:
-        for kind in made.__mro__:
-            if name in vars(kind):  # it warns vLLM of its own field whenever that is read
-                delattr(kind, name)
+    for kind in made.__mro__:
+        for name in [name for name, field in model.model_fields.items() if field.deprecated and name in vars(kind)]:
+            delattr(kind, name)  # it warns vLLM of its own field whenever that is read
 
     never_null = _never_null(model)
 

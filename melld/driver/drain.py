@@ -48,7 +48,7 @@ class WorkerLent(MelldError):
     code = "worker_lent"
 
     def __init__(self, worker: str, loan: Lend) -> None:
-        super().__init__(f"{worker} is lent to {loan.borrower} and returns to service when that exits")
+        super().__init__(f"{worker} is lent to {loan.borrower} and returns to service when that exits: kill {loan.pid}")
 
 
 class WorkerDrain:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from melld.engine.frontend.moulds import MOST_KNOWN, KnownMoulds, Mould, mould_of
+from melld.engine.frontend.moulds import Mould, mould_of
 from tests.api.http_client import CHAT, COMPLETIONS, connect, post
 from tests.api.scripted import App
 
@@ -177,16 +177,7 @@ def test_an_event_that_contains_its_text_twice_has_no_mould() -> None:
 
 def test_only_ids_and_times_of_a_known_mould_may_differ() -> None:
     """A new field could change from event to event."""
-    known = KnownMoulds()
-    known.add(Mould((b'{"id":"chat-9bd3","created":17,"text":"', b'"}'), None), None)
-    assert known.have(Mould((b'{"id":"chat-02ee","created":21,"text":"', b'"}'), None), None)
-    assert not known.have(Mould((b'{"id":"chat-9bd3","created":17,"more":1,"text":"', b'"}'), None), None)
-    assert not known.have(Mould((b'{"id":"chat-9bd3","created":17,"text":"', b'"}'), None), ("text", frozenset(), 1))
-
-
-def test_ids_that_clients_choose_do_not_fill_the_memory() -> None:
-    """Each may make a mould of its own."""
-    known = KnownMoulds()
-    for number in range(2 * MOST_KNOWN):
-        known.add(Mould((f"x{chr(0x4E00 + number)}".encode(),), None), None)
-    assert len(known._known) == MOST_KNOWN
+    known = Mould((b'{"id":"chat-9bd3","created":17,"text":"', b'"}'), None).common
+    assert Mould((b'{"id":"chat-02ee","created":21,"text":"', b'"}'), None).common == known
+    assert Mould((b'{"id":"chat-9bd3","created":17,"more":1,"text":"', b'"}'), None).common != known
+    assert Mould((b'{"id":"chat-9bd3","created":17,"text":"', b'"'), b"}").common != known

@@ -14,7 +14,7 @@ from melld.api.serving.messages import Messages
 from melld.api.serving.rerank import Scores
 from melld.api.serving.responses import Responses
 from melld.api.serving.roles import Renderer
-from melld.api.serving.short_prompts import at_once, keep_globals
+from melld.api.serving.short_prompts import at_once
 from melld.api.serving.streaming import Streaming, Transcriptions, Translations
 from melld.api.serving.telling import telling
 from melld.api.serving.usage import CountedCompletions
@@ -55,7 +55,6 @@ def fit_classes(serving: State) -> None:
     renderer = completions.renderer if completions is not None else None
     if renderer is not None and not getattr(serving.args, "trust_request_chat_template", False):
         renderer.__class__ = at_once(type(renderer))  # a client's template may loop forever
-    keep_globals()
     tell_lengths()
     leave_unknown_fields()
     serve_many_texts(serving)

@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transformers import TokenizersBackend
-from transformers.utils import chat_template_utils
 from vllm.renderers.base import BaseRenderer
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
-_compile = chat_template_utils._compile_jinja_template  # noqa: SLF001
 SHORT = 2000
 """Maximum characters of a short prompt, before its template."""
 MESSAGES = 20
@@ -78,15 +76,3 @@ def _is_short(messages: Iterable[Any]) -> bool:
             return False
         left, count = left - len(content), count + 1
     return left >= 0 and count <= MESSAGES
-
-
-def keep_globals() -> None:
-    """Make chat templates look up their globals in a dictionary: Jinja would chain two together for each prompt."""
-    chat_template_utils._compile_jinja_template = _with_own_globals  # noqa: SLF001
-
-
-@functools.lru_cache
-def _with_own_globals(chat_template: str) -> Any:
-    template = _compile(chat_template)
-    template.globals = dict(template.globals)
-    return template

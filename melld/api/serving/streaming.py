@@ -1,6 +1,5 @@
 """What all streaming serving classes do differently: they raise errors, and show their parsers to the outlets."""
 
-import functools
 from http import HTTPStatus
 from typing import Any, Never
 
@@ -32,8 +31,7 @@ class Streaming:
         raise ServingFault(create_error_response(message, err_type, status_code, param))
 
     def _make_parser(self, *arguments: Any, **named: Any) -> Any:
-        make = functools.partial(super()._make_parser, *arguments, **named)  # type: ignore[misc]
-        return make() if (outlet := caller().outlet) is None else outlet.parser_of(make)
+        return _shown(super()._make_parser(*arguments, **named))  # type: ignore[misc]
 
     def _make_response_parser(self, *arguments: Any, **named: Any) -> Any:
         return _shown(super()._make_response_parser(*arguments, **named))  # type: ignore[misc]

@@ -9,9 +9,7 @@ import msgspec
 
 _encode = msgspec.json.Encoder().encode  # encodes a text as pydantic does, in less than half the time
 _NUMBER = '"sequence_number":'
-_OWN = b"0123456789abcdefABCDEF-"
-"""What most ids and times consist of, which are a stream's own."""
-MOST_KNOWN = 1000
+_OWN = b"0123456789abcdefABCDEF-"  # most ids and times consist of these
 
 
 class Sink(Protocol):
@@ -41,6 +39,17 @@ class Mould(NamedTuple):
         event = _encode(text).join(self.parts)
         return event if self.behind_number is None else b"%b%d%b" % (event, number, self.behind_number)
 
+    @property
+    def common(self) -> bytes:
+        """Return what it has in common with the moulds of other streams like its own."""
+        return b"\0".join((*self.parts, self.behind_number or b"")).translate(None, _OWN)
+
+
+# What moulds have in common that two events of a stream have had, one after the other.  The first event of another
+# stream that fits one of them is enough: the next one will differ only in its text, too.
+KnownMoulds = set[tuple[bytes, Kind]]
+MOST_KNOWN = 1000  # clients choose ids, and some look like none
+
 
 def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mould | None:
     """Return the mould of an event; None if the text does not occur as often as in its kind."""
@@ -53,29 +62,6 @@ def mould_of(event: str, text: str, number: int | None, kind: Kind = None) -> Mo
             return None
         parts[-1] = after + _NUMBER
     return Mould(tuple(part.encode() for part in parts), None if behind is None else behind.encode())
-
-
-class KnownMoulds:
-    """Moulds that two events of a stream have had, one after the other, apart from what is the stream's own.
-
-    The first event of another stream that fits one of them is enough: the next one will differ only in its text, too.
-    """
-
-    def __init__(self) -> None:
-        self._known = set[tuple[bytes, Kind]]()
-
-    def add(self, mould: Mould, kind: Kind) -> None:
-        """Know this one from now on.  Ids that clients choose may look different: not without end."""
-        if len(self._known) < MOST_KNOWN:
-            self._known.add((_common(mould), kind))
-
-    def have(self, mould: Mould, kind: Kind) -> bool:
-        """Return True if it is known."""
-        return (_common(mould), kind) in self._known
-
-
-def _common(mould: Mould) -> bytes:
-    return b"\0".join((*mould.parts, mould.behind_number or b"")).translate(None, _OWN)
 
 
 CONTENT: Kind = "content", frozenset(("content",)), 1

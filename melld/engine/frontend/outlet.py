@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
-from melld.engine.frontend.moulds import CONTENT, Kind, KnownMoulds, Mould, Sink, mould_of, plain_part
+from melld.engine.frontend.moulds import CONTENT, MOST_KNOWN, Kind, KnownMoulds, Mould, Sink, mould_of, plain_part
 from melld.engine.frontend.plain_outputs import is_added, is_alone, is_plain, parses_nothing, piece
 
 _UNHEARD = object()
@@ -56,7 +56,6 @@ class Outlet:
         """Those for the output that the serving class is handling."""
         self._number: int | None = None
         self._parsers: list[Any] = []
-        self._parsers_asked = 0
         self._parse: Any = None
         self._arguments: dict[str, Any] = {}
         self._message: Any = _UNHEARD
@@ -70,8 +69,7 @@ class Outlet:
         """Texts sent to the client of which the detokenizer does not know yet."""
         self._unseen_ids, self._unseen_texts, self._unseen_parts = list[int](), list[str](), list[str]()
         self._unseen_message: Any = None
-        self._added = 0
-        """Tokens of the output that the serving class is handling which its parser is not to see."""
+        self._added = 0  # tokens of the output that the serving class is handling, which its parser is not to see
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
 
@@ -103,8 +101,7 @@ class Outlet:
 
         def parse_delta(**arguments: Any) -> Any:
             if not self._answers:
-                if self._added:
-                    arguments["delta_token_ids"] = arguments["delta_token_ids"][self._added :]
+                arguments["delta_token_ids"] = arguments["delta_token_ids"][self._added :]
                 self._parse, self._arguments = parse, arguments
                 self._answers.append(parse(**arguments))
             self._message = self._answers.popleft()
@@ -114,14 +111,6 @@ class Outlet:
 
         parser.parse_delta = parse_delta
         self._parsers.append(parser)
-
-    def parser_of(self, make: Callable[[], Any]) -> Any:
-        """Return a recorded parser.  vLLM makes one that sees only the prompt, and then one for each choice."""
-        self._parsers_asked += 1
-        if self._parsers_asked == 2:
-            return self._parsers[0]
-        self.watch(parser := make())
-        return parser
 
     async def through(
         self, outputs: AsyncGenerator[Any, None], turn: Callable[[], Awaitable[None]]
@@ -191,13 +180,11 @@ class Outlet:
 
     def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
-        if (text := self._text_of(token_ids)) is not None:
+        if text := self._text_of(token_ids) or "":
             self._token_ids += token_ids
-        else:
-            text = ""
-            for token in token_ids:  # one by one: vLLM's slow detokenizer decodes the last one that it knows
-                self._token_ids.append(token)
-                text += self._decode(token)
+        for token in () if text else token_ids:  # vLLM's slow detokenizer decodes the last one that it knows
+            self._token_ids.append(token)
+            text += self._decode(token)
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
             return
@@ -281,8 +268,7 @@ class Outlet:
         first = output.outputs[0]
         if self._unseen_ids and not (self._keeps_texts or self._early or first.finish_reason is None):
             self._added, first.token_ids = len(self._unseen_ids), [*self._unseen_ids, *first.token_ids]
-            self._unseen_ids = []
-        if self._unseen_ids:
+        elif self._unseen_ids:
             if not self._is_idle:
                 self._answers.append(self._catch_up_message())
             self._catches_up = True
@@ -321,8 +307,9 @@ class Outlet:
         mould = mould_of(self._events[-1], text, self._number, kind) if self._events else None
         alone = mould if len(self._events) == 1 else None
         if mould is not None and mould != self._mould:
-            if is_same := (alone, kind) == self._sample:
-                self._known.add(mould, kind)
-            mould = mould if is_same or self._known.have(mould, kind) else None
+            common, is_same = (mould.common, kind), (alone, kind) == self._sample
+            if is_same and len(self._known) < MOST_KNOWN:
+                self._known.add(common)
+            mould = mould if is_same or common in self._known else None
         self._mould = mould
         self._sample = alone, kind

@@ -3,14 +3,12 @@
 Owns what happens once.  Runs on the worker's main thread, before its loop.
 """
 
-import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,35 +111,18 @@ def build_engine(
 
         mend()
         hold_kv_in_shared_memory()
-    locks: contextlib.AbstractContextManager[None] = _locks_without_tracker()
     if config.parallel_config.world_size > 1:
-        executor, locks = among_ranks(executor), contextlib.nullcontext()
+        executor = among_ranks(executor)
     if arena is not None:
         executor = arena.hold_kv_of(executor)
     tell("loading the model")
-    with locks:
-        engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
+    engine = EngineCore(config, executor, log_stats=config.observability_config is not None)
     _remove_rendezvous(engine)
     # vLLM makes this for its own clients; it reads the engine and three attributes that only its process class has.
     engine.engine_index = 0
     engine.frontend_stats_publish_address = None
     response = EngineCoreProc._make_ready_response(engine)  # noqa: SLF001
     return engine, msgspec.msgpack.encode(response)
-
-
-@contextlib.contextmanager
-def _locks_without_tracker() -> Iterator[None]:
-    """Within it, `multiprocessing` makes its locks without names.
-
-    vLLM makes one for other processes, which one device has not.  For its name `multiprocessing` would start a resource
-    tracker beside each worker: a whole interpreter that stays as long as the worker.
-    """
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)
-    try:
-        yield
-    finally:
-        multiprocessing.set_start_method(before, force=True)
 
 
 def _telling(executor: "type[Executor]", tell: Callable[[str], None]) -> "type[Executor]":

@@ -81,7 +81,7 @@ def test_only_the_borrower_returns_a_lent_device() -> None:
         borrower = Borrower(daemon)
         await borrower.until(LoanStep.LENT)
         for operation in (daemon.drains.resume(W1), daemon.drains.drain(W1, False, 0.0)):
-            with pytest.raises(WorkerLent, match=r"w1 is lent to `train` \(pid 7, ann\) .* when that exits"):
+            with pytest.raises(WorkerLent, match=r"w1 is lent to `train` \(pid 7, ann\).*: kill 7"):
                 await operation
         with pytest.raises(LastWorker, match="w1: drained"):
             await daemon.drains.drain(W0, False, None)

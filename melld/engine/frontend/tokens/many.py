@@ -21,18 +21,15 @@ class ManyTokens(FastIncrementalDetokenizer):  # type: ignore[misc]  # vLLM is n
 
     def text_of(self, token_ids: list[int]) -> str | None:
         """Return the text of the next tokens if they are whole characters, and nothing before them is left."""
-        if not self._is_between:
-            return None
         try:
-            text: str = self.tokenizer.decode(token_ids, self.skip_special_tokens)
+            text: str = self.tokenizer.decode(token_ids, self.skip_special_tokens) if self._is_between else ""
         except (OverflowError, TypeError):  # no token: vLLM leaves it out
             return None
         return text if text and not text.endswith(_BROKEN) else None
 
     def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
         """See vLLM."""
-        is_plain = len(new_token_ids) > 1 and not stop_terminated and not self.stop
-        if is_plain and (text := self.text_of(new_token_ids)) is not None:
+        if len(new_token_ids) > 1 and not (stop_terminated or self.stop) and (text := self.text_of(new_token_ids)):
             self.token_ids.extend(new_token_ids)
             self.output_text += text
             return None
