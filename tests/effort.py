@@ -1,6 +1,6 @@
 """How thorough randomised tests are: a sample in `make test`, everything in `make test-all`.
 
-Owns the two profiles of Hypothesis.  Tests that only the long form runs carry `@pytest.mark.long`; CI runs them too.
+Owns the two profiles of Hypothesis.  Tests that only the long form runs carry `@pytest.mark.long`; CI runs most.
 """
 
 from hypothesis import Phase, settings

@@ -41,6 +41,7 @@ assistant:"""
 """A template that shows what it is told, and knows few efforts."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "raw": {"tool_call_parser": "none", "reasoning_parser": "none"},
     "tools": TOOLS,
     "reasoning": {"reasoning_parser": "qwen3"},
     "agents": TOOLS | {"reasoning_parser": "deepseek_r1"},

@@ -76,8 +76,9 @@ def both_ways(app: App, path: str, body: dict[str, Any]) -> tuple[str, str, int]
 CASES = [
     (kind, model)
     for kind in ALIKE
-    for model in ("plain", "tools", "reasoning", "agents")
-    if model in ("tools", "agents") or kind not in NEEDS_PARSER
+    for model in ("plain", "raw", "tools", "reasoning", "agents")
+    if model in ("tools", "agents")
+    or kind not in NEEDS_PARSER | ({"response with a tool"} if model == "raw" else set())
 ]
 
 
@@ -109,11 +110,12 @@ def test_a_prompt_that_is_echoed_is_told_once(app: App) -> None:
     assert written > 5
 
 
+@pytest.mark.parametrize("model", ["plain", "raw"])
 @pytest.mark.parametrize("kind", UNLIKE)
-def test_events_that_differ_in_more_than_text_are_made_by_vllm(app: App, kind: str) -> None:
+def test_events_that_differ_in_more_than_text_are_made_by_vllm(app: App, kind: str, model: str) -> None:
     """Token counts and token names are right in each event."""
     path, body = UNLIKE[kind]
-    whole, plain, written = both_ways(app, path, body | {"model": "plain", "seed": 1})
+    whole, plain, written = both_ways(app, path, body | {"model": model, "seed": 1})
     assert (by_choice(whole), 0) == (by_choice(plain), written)
 
 

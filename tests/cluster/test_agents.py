@@ -120,7 +120,6 @@ async def test_a_stopped_worker_is_detected_through_its_agent(demo_model: Path) 
         assert (await looked("ranks", 3)).stopped_looks == 0
 
 
-@pytest.mark.long  # its short form: a frozen machine, above
 async def test_both_sides_of_a_partition_end_it(demo_model: Path) -> None:
     """The daemon gives the machine up, and later the agent ends its workers: nothing computes for nobody."""
     async with site(demo_model, SILENCE_S) as at, Proxy.open(at.gate.port) as (proxy, port):

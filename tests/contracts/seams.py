@@ -241,8 +241,8 @@ the context's length in errors | replaced | 0.27 | yes
 
 short prompts | class | 0.27 | yes
   why   they become tokens on the event loop: handing each to a thread takes longer than the work
-  ours  api.serving.short_prompts: AtOnce _build_tokens_prompt _compile_jinja_template _tokenize_prompt _wants_offsets
-        globals; api.serving.fit: __class__
+  ours  api.serving.short_prompts: AtOnce _build_tokens_prompt _tokenize_prompt _wants_offsets; api.serving.fit:
+        __class__
   test  api/test_openai_client.py::test_a_chat_counts_its_tokens
 
 fields that a model does not know | replaced | 0.32 | yes

@@ -103,7 +103,7 @@ def test_a_request_that_kills_two_workers_fails_alone(bench: Bench) -> None:
     assert lose_two_workers(bench, "ABRT") == [(500, "false")]
 
 
-@pytest.mark.long  # its short form: the request below, whose workers are both killed from outside
+@pytest.mark.long  # its short forms: blame in fleet/test_request.py and host/test_fate.py
 def test_a_request_whose_workers_are_killed_from_outside_continues(bench: Bench) -> None:
     """kill -9, twice in a row, under the same request: it is not to blame."""
     assert lose_two_workers(bench, "KILL") == [(200, None)]

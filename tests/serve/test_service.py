@@ -185,7 +185,7 @@ async def test_workers_die_with_a_killed_daemon(service: Service) -> None:
     """No GPU memory is held by orphans, whatever killed the daemon, and no file is left; `ps` says who they are."""
     base = f"http://127.0.0.1:{service.api.getsockname()[1]}/v1"
     async with openai.AsyncOpenAI(base_url=base, api_key=service.keys.read_text().strip(), max_retries=0) as client:
-        answering = asyncio.create_task(answer(client, 1, 30_000))
+        answering = asyncio.create_task(answer(client, 1, 10_000))
         await until(lambda: any(request["output_tokens"] for request in service.daemon.status()["requests"]))
         pids = [worker["pid"] for worker in service.daemon.status()["workers"]]
         assert [name_of(pid) for pid in pids] == ["melld: worker w0"]

@@ -45,9 +45,25 @@ class Mould(NamedTuple):
         return b"\0".join((*self.parts, self.behind_number or b"")).translate(None, _OWN)
 
 
-# What moulds have in common that two events of a stream have had, one after the other.  The first event of another
-# stream that fits one of them is enough: the next one will differ only in its text, too.
-KnownMoulds = set[tuple[bytes, Kind]]
+class KnownMoulds:
+    """What moulds have in common that two events of a stream have had, one after the other.
+
+    The first event of another stream that fits one of them is enough: the next one will differ only in its text, too.
+    """
+
+    def __init__(self) -> None:
+        self._common: set[tuple[bytes, Kind]] = set()
+
+    def trusts(self, mould: Mould, kind: Kind, *, is_proved: bool) -> bool:
+        """Return True if the stream's next event will be like this one; `is_proved`: its last two were alike."""
+        common = mould.common, kind
+        if is_proved:
+            if len(self._common) >= MOST_KNOWN:
+                self._common.clear()
+            self._common.add(common)
+        return common in self._common
+
+
 MOST_KNOWN = 1000  # clients choose ids, and some look like none
 
 

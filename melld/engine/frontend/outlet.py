@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
-from melld.engine.frontend.moulds import CONTENT, MOST_KNOWN, Kind, KnownMoulds, Mould, Sink, mould_of, plain_part
-from melld.engine.frontend.plain_outputs import is_added, is_alone, is_plain, parses_nothing, piece
+from melld.engine.frontend.moulds import CONTENT, Kind, KnownMoulds, Mould, Sink, mould_of, plain_part
+from melld.engine.frontend.plain_outputs import CatchUp, decoded, is_added, is_alone, is_plain, parses_nothing, piece
 
 _UNHEARD = object()
 
@@ -44,9 +44,6 @@ class Outlet:
         self._queue: Any = None
         self._state: Any = None
         self._make_output: Any = None
-        self._token_ids: list[int] = []
-        self._decode: Any = None
-        self._text_of: Callable[[list[int]], str | None] = lambda _: None
         self._mould: Mould | None = None
         self._kind: Kind = None
         self._sample: tuple[Mould | None, Kind] = None, None
@@ -67,8 +64,7 @@ class Outlet:
         """Whether the parser now passes on all text as content."""
         self._undecoded: list[str] = []
         """Texts sent to the client of which the detokenizer does not know yet."""
-        self._unseen_ids, self._unseen_texts, self._unseen_parts = list[int](), list[str](), list[str]()
-        self._unseen_message: Any = None
+        self._unseen = CatchUp()
         self._added = 0  # tokens of the output that the serving class is handling, which its parser is not to see
 
     # -- joined to vLLM --------------------------------------------------------------------------------------------
@@ -79,8 +75,6 @@ class Outlet:
             self.close()
         elif state is not None and queue.aggregate and is_alone(state) and is_plain(state):
             self._state, self._make_output = state, state.make_request_output
-            self._token_ids, self._decode = state.detokenizer.token_ids, state.detokenizer.decode_next
-            self._text_of = getattr(state.detokenizer, "text_of", self._text_of)
             state.make_request_output = self._output
             if not state.detokenizer.stop:  # otherwise vLLM may find that the request ends here
                 state.plain = self
@@ -132,7 +126,7 @@ class Outlet:
 
     async def _next(self, outputs: AsyncGenerator[Any, None]) -> Any:
         is_ready = self._is_ready()
-        if not self._unseen_ids:
+        if not self._unseen.ids:
             idle = is_ready and self._kind == CONTENT and parses_nothing(self._parse, self._arguments)
             if idle != self._is_idle:
                 self._is_idle, self._skips_empty = idle, idle or None
@@ -180,11 +174,7 @@ class Outlet:
 
     def add(self, token_ids: list[int]) -> None:
         """See `Plain`."""
-        if text := self._text_of(token_ids) or "":
-            self._token_ids += token_ids
-        for token in () if text else token_ids:  # vLLM's slow detokenizer decodes the last one that it knows
-            self._token_ids.append(token)
-            text += self._decode(token)
+        text = decoded(self._state.detokenizer, token_ids)
         self._undecoded.append(text)
         if (self._is_open and self._is_told(text, token_ids)) or is_added(self._queue.output, text, token_ids):
             return
@@ -219,8 +209,8 @@ class Outlet:
         """Send the text to the client; return False if that cannot be done, and close until vLLM has sent it."""
         try:
             if self._write(text) if self._is_raw or self._is_idle else self._is_parsed_told(text, token_ids):
-                self._unseen_ids += token_ids
-                self._unseen_texts.append(text)
+                self._unseen.ids += token_ids
+                self._unseen.texts.append(text)
                 return True
         except Exception as error:  # noqa: BLE001  raised where the request's outputs are read, which aborts it
             self._queue.put(error)
@@ -239,8 +229,7 @@ class Outlet:
             return True
         part = None if isinstance(message, Exception) else plain_part(message)
         if part is not None and part[0] == self._kind and self._write(part[1]):
-            self._unseen_message = message
-            self._unseen_parts.append(part[1])
+            self._unseen.add_message(message, part[1])
             return True
         self._early = text, token_ids, message
         return False
@@ -266,15 +255,15 @@ class Outlet:
         The last output only has the tokens of the catch-up added, which are counted, if no event tells its text.
         """
         first = output.outputs[0]
-        if self._unseen_ids and not (self._keeps_texts or self._early or first.finish_reason is None):
-            self._added, first.token_ids = len(self._unseen_ids), [*self._unseen_ids, *first.token_ids]
-        elif self._unseen_ids:
+        if self._unseen.ids and not (self._keeps_texts or self._early or first.finish_reason is None):
+            self._added, first.token_ids = len(self._unseen.ids), [*self._unseen.ids, *first.token_ids]
+        elif self._unseen.ids:
             if not self._is_idle:
-                self._answers.append(self._catch_up_message())
+                self._answers.append(self._unseen.message_of(self._kind[0]) if self._kind else None)
             self._catches_up = True
-            yield piece(output, "".join(self._unseen_texts), self._unseen_ids)
+            yield self._unseen.output(output)
             self._catches_up = False
-            self._unseen_ids, self._unseen_texts, self._unseen_parts = [], [], []
+            self._unseen = CatchUp()
         if self._early is not None:
             (text, token_ids, message), self._early = self._early, None
             self._answers.append(message)
@@ -282,11 +271,6 @@ class Outlet:
                 yield piece(output, text, token_ids)
                 first.text, first.token_ids = first.text[len(text) :], first.token_ids[len(token_ids) :]
         yield output
-
-    def _catch_up_message(self) -> Any:
-        if self._kind is None or not self._unseen_parts:
-            return None
-        return self._unseen_message.model_copy(update={self._kind[0]: "".join(self._unseen_parts)})
 
     def _learn(self, text: str) -> None:
         """Compare the output that the serving class has just handled with the one before it."""
@@ -307,9 +291,7 @@ class Outlet:
         mould = mould_of(self._events[-1], text, self._number, kind) if self._events else None
         alone = mould if len(self._events) == 1 else None
         if mould is not None and mould != self._mould:
-            common, is_same = (mould.common, kind), (alone, kind) == self._sample
-            if is_same and len(self._known) < MOST_KNOWN:
-                self._known.add(common)
-            mould = mould if is_same or common in self._known else None
+            is_proved = alone is not None and (alone, kind) == self._sample
+            mould = mould if self._known.trusts(mould, kind, is_proved=is_proved) else None
         self._mould = mould
         self._sample = alone, kind

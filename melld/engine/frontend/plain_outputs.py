@@ -138,6 +138,18 @@ def is_added(waiting: Any, text: str, token_ids: list[int]) -> bool:
     return True
 
 
+def decoded(detokenizer: Any, token_ids: list[int]) -> str:
+    """Add a request's next tokens to those of its detokenizer, and return their text."""
+    if (text_of := getattr(detokenizer, "text_of", None)) is not None and (text := text_of(token_ids)):
+        detokenizer.token_ids.extend(token_ids)
+        return str(text)
+    text = ""
+    for token in token_ids:  # vLLM's slow detokenizer decodes the last one that it knows
+        detokenizer.token_ids.append(token)
+        text += detokenizer.decode_next(token)
+    return str(text)
+
+
 def is_plain(state: Any) -> bool:
     """Return True if a request's tokens become only text, without logprobs."""
     has_text = hasattr(state.detokenizer, "_last_output_text_offset")
@@ -197,3 +209,26 @@ def piece(output: Any, text: str, token_ids: list[int]) -> Any:
     first = output.outputs[0]
     part.outputs = [type(first)(first.index, text, token_ids, None, None)]
     return part
+
+
+class CatchUp:
+    """What a stream's client has been told that the serving class has not seen yet."""
+
+    def __init__(self) -> None:
+        self.ids = list[int]()
+        self.texts = list[str]()
+        self._parts = list[str]()  # of the parser's messages
+        self._message: Any = None
+
+    def add_message(self, message: Any, part: str) -> None:
+        """Add a message of the parser, and its only text."""
+        self._message = message
+        self._parts.append(part)
+
+    def message_of(self, field: str) -> Any:
+        """Return one message in the place of all; None if there were none."""
+        return self._message.model_copy(update={field: "".join(self._parts)}) if self._parts else None
+
+    def output(self, like: Any) -> Any:
+        """Return one output in the place of all."""
+        return piece(like, "".join(self.texts), self.ids)

@@ -20,7 +20,7 @@ class Bisected(Histogram):
     """A histogram that finds the bucket of a value by halves; the library tries each, fifteen times for a request."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None, times: int = 1) -> None:  # noqa: ARG002
-        """See the library, but for so many equal values."""
+        """See the library, but for so many equal values; a number each, without exemplars."""
         self._sum.inc(amount * times)
         self._buckets[bisect.bisect_left(self._upper_bounds, amount)].inc(times)
 

@@ -118,9 +118,7 @@ def test_repeated_moves_leave_no_trace(pair: Pair, long: Case) -> None:
     assert expected == pair.finish(*running)
 
 
-@pytest.mark.parametrize(
-    ("shared", "via"), [(330, "kv"), (699, "kv"), (699, "tokens"), pytest.param(330, "tokens", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("shared", "via"), [(330, "kv"), (699, "kv"), (699, "tokens"), (330, "tokens")])
 def test_a_prefix_cached_at_the_destination_is_used(pair: Pair, long: Case, via: str, shared: int) -> None:
     """With the state after it, and only if that is cached; afterwards others find what was moved."""
     expected = pair.unmoved(long)
