@@ -148,6 +148,7 @@ def test_greedy_text_is_varied_and_depends_on_the_whole_prompt(model: Path) -> N
     assert sum(one == two for one, two in zip(answer, other, strict=True)) < 100
 
 
+@pytest.mark.long  # its short form: all daemons of the tests serve it
 def test_vllm_serves_it_like_transformers(model: Path) -> None:
     """The workers' engine accepts the files, and its greedy tokens are those of the reference."""
     import torch

@@ -118,12 +118,14 @@ def test_log_probabilities_continue(pair: Pair) -> None:
     assert np.allclose(moved.logprobs, expected.logprobs, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_request_can_move_at_any_token(pair: Pair, via: str) -> None:
     """Drafts end within blocks, at their edges, and beyond them."""
     pair.check_every_move(GREEDY, via, 9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("via", ["kv", "tokens"])
 def test_a_half_prefilled_request_can_move(pair: Pair, via: str) -> None:
     """The drafter has computed as much of the prompt as the model."""
@@ -172,6 +174,7 @@ def test_a_dead_worker_s_request_resumes_from_the_log(pair: Pair) -> None:
     assert [answer.tokens for answer in pair.finish(*running)] == expected
 
 
+@pytest.mark.long
 def test_seeded_requests_complete_wherever_they_are(pair: Pair) -> None:
     """Their tokens may differ, their number not; nothing of them stays behind."""
     case = Case("seeded", GREEDY.prompt, CALM | {"temperature": 0.9, "seed": 3})

@@ -180,7 +180,9 @@ def test_a_copy_runs_beside_decoding(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.0, "ignore_eos": True}, SEEDED | PENALTIES], ids=["greedy", "seeded"]
+    "params",
+    [SEEDED | PENALTIES, pytest.param({"temperature": 0.0, "ignore_eos": True}, marks=pytest.mark.long)],
+    ids=["seeded", "greedy"],
 )
 def test_a_move_by_tokens_is_computed_ahead_of_time(pair: Pair, params: dict[str, object]) -> None:
     """However long a request is, little is left to compute after the freeze; its shadow is invisible."""

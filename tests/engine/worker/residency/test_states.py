@@ -118,7 +118,14 @@ def test_repeated_moves_leave_no_trace(pair: Pair, long: Case) -> None:
     assert expected == pair.finish(*running)
 
 
-@pytest.mark.parametrize(("shared", "via"), [(330, "kv"), (699, "kv"), (699, "tokens"), (330, "tokens")])
+@pytest.mark.parametrize(
+    ("shared", "via"),
+    [
+        (330, "kv"),
+        (699, "tokens"),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in ((699, "kv"), (330, "tokens"))),
+    ],
+)
 def test_a_prefix_cached_at_the_destination_is_used(pair: Pair, long: Case, via: str, shared: int) -> None:
     """With the state after it, and only if that is cached; afterwards others find what was moved."""
     expected = pair.unmoved(long)
@@ -146,7 +153,7 @@ def test_requests_arriving_between_two_steps_do_not_spoil_each_other(pair: Pair,
     assert expected == pair.finish(*running)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
 def test_a_cancelled_move_leaves_the_request_unchanged(pair: Pair, long: Case, via: str) -> None:
     """Its state is where it was, and the destination's blocks are free."""
     expected = pair.all_unmoved([SAMPLED, long])

@@ -51,13 +51,13 @@ def test_moved_requests_give_their_unmoved_answers(pair: Pair, via: str) -> None
     pair.check_moves([(case, via) for case in (GREEDY, SAMPLED, LONG)], 9)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
 def test_a_request_can_move_at_any_token(pair: Pair, via: str) -> None:
     """Its window begins within blocks, and at their edges."""
     pair.check_every_move(GREEDY, via, 13)
 
 
-@pytest.mark.parametrize("via", ["kv", "tokens"])
+@pytest.mark.parametrize("via", ["kv", pytest.param("tokens", marks=pytest.mark.long)])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_a_half_prefilled_request_can_move(pair: Pair, steps: int, via: str) -> None:
     """The remaining prompt needs the window of the computed part."""

@@ -71,6 +71,7 @@ def test_a_tighter_pace_takes_more_workers() -> None:
     assert tight.gpu_seconds > 1.5 * loose.gpu_seconds
 
 
+@pytest.mark.long
 def test_who_aims_lower_pays_less() -> None:
     """The part of the requests that may be slow is the operator's to choose."""
     loads = (msgspec.structs.replace(ROOMY, targets=Targets(itl_s=0.03, attainment=part)) for part in (0.9, 0.999))
