@@ -165,7 +165,7 @@ def scarce(
     """)
     with DaemonProcess(None, "--config", str(config), harmable=True) as process:
         process.wait_ready()
-        for words in (("load", "third"), ("unload", "third"), ("load", "demo"), ("load", "other")):
+        for words in (("load", "third"), ("load", "other"), ("unload", "third"), ("load", "demo")):
             assert process.melld(*words).returncode == 0
         yield process
 
