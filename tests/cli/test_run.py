@@ -23,17 +23,28 @@ from tests.patience import PATIENCE_S
 
 GPUS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-2222-3333-4444-555555555555")
 PROGRAM = """
-import os, signal, sys
+import os, select, signal, sys
 print(os.getpid(), flush=True)
-def heard(number, _):
-    print(signal.Signals(number).name, flush=True)
+heard, hear = os.pipe()
+os.set_blocking(hear, False)
+signal.set_wakeup_fd(hear)
 for name in sys.argv[1:]:
-    signal.signal(getattr(signal, name), heard)
+    signal.signal(getattr(signal, name), lambda *_: None)
 print("ready", flush=True)
-for line in sys.stdin:
-    print(line, end="", flush=True)
+while True:
+    for source in select.select([0, heard], [], [])[0]:
+        came = os.read(source, 4096)
+        if source == heard:
+            print(*(signal.Signals(number).name for number in came), sep="\\n", flush=True)
+        elif came:
+            print(came.decode(), end="", flush=True)
+        else:
+            sys.exit()
 """
-"""Says its pid, then each signal of those named that comes, and each line that it is sent."""
+"""Says its pid, then each signal of those named that comes, and what it is sent.
+
+A signal comes through a pipe: a handler of Python's waits for the end of a read that has just begun.
+"""
 
 
 class Lender:
