@@ -15,10 +15,10 @@ if sys.argv[2:]:  # renewed twice: the second is this one's child until it ends
         pass
     os._exit(0)
 import signal
-signal.pthread_sigmask(signal.SIG_SETMASK, ())
-signal.signal(signal.SIGTERM, lambda *_: os._exit(int(sys.argv[1])))
+signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGTERM])
 print("serves", flush=True)
-signal.pause()
+signal.sigwait([signal.SIGTERM])
+os._exit(int(sys.argv[1]))
 """
 FIRST = """
 import signal, subprocess, sys
