@@ -25,7 +25,7 @@ class NewSide(wire.Side):
     """The side of a renewal that takes over."""
 
     def __init__(self, end: socket.socket, inherited: wire.Inherited, descriptors: list[int]) -> None:
-        super().__init__(end, State.PREPARING)
+        super().__init__(end, State.WAITING)
         self.inherited = inherited
         self.lock, control, *api = descriptors
         self.control = socket.socket(fileno=control)
@@ -73,7 +73,7 @@ class NewSide(wire.Side):
 
     async def prepared(self) -> None:
         """Ask for a device, now that everything that can fail without one has been tried; return once there is one."""
-        self.happen(Event.PREPARED)
+        self.say(wire.Told(Event.WANTS))
         await self._has_device.wait()
 
     async def take_over(self) -> None:
