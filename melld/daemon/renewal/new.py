@@ -80,7 +80,6 @@ class NewSide(wire.Side):
         """Return once this daemon is to take requests; call it when a worker is ready."""
         self.happen(Event.WORKER_READY)
         await self._accepted.wait()
-        self._inherit()
 
     def joined(self, on_join: Callable[[list[socket.socket]], None]) -> None:
         """Start serving the idle connections that the other passes on."""
