@@ -71,6 +71,7 @@ class Lending:
         self._tell_gone()
 
     def _tell_gone(self) -> None:
-        for worker in [ended for ended, readers in self._reading.items() if not readers]:
-            del self._reading[worker]
+        gone = [worker for worker, readers in self._reading.items() if not readers]
+        self._reading = {worker: readers for worker, readers in self._reading.items() if readers}
+        for worker in gone:
             self._owner().worker_gone(worker)
