@@ -51,7 +51,7 @@ def asked_model(models: Sequence[AskedModel], name: Any) -> AskedModel:
     is_named = isinstance(name, str) and name  # otherwise vLLM says what is wrong
     found = next((one for one in models if name in (*one.names, *one.adapters)), None) if is_named else models[0]
     if found is None:
-        known = ", ".join(name for one in models for name in one.names)
+        known = ", ".join(name for one in models for name in (*one.names, *one.adapters))
         message = f"The model `{name[:200]}` does not exist; available: {known}"
         raise Refusal(404, message, code="model_not_found", param="model")
     return found

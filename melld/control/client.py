@@ -4,7 +4,6 @@ Owns finding the socket and telling "no daemon" from "refused".  What it returns
 may own the socket.  Never imports aiohttp, rich or the daemon: `melld status` must answer at once.
 """
 
-import contextlib
 import http.client
 import os
 import socket
@@ -124,7 +123,7 @@ class ControlClient:
 
 
 class OpenAnswer:
-    """An operation that lasts until `end` or `close`, or until this process or the daemon ends."""
+    """An operation that lasts until `close`, or until this process or the daemon ends."""
 
     def __init__(self, channel: socket.socket, answer: http.client.HTTPResponse) -> None:
         self._channel = channel
@@ -149,11 +148,6 @@ class OpenAnswer:
             return self._answer.readline(LONGEST_LINE_BYTES)
         except (OSError, http.client.HTTPException):  # the daemon has gone
             return b""
-
-    def end(self) -> None:
-        """End the operation, and with it the lines, which another thread may be reading."""
-        with contextlib.suppress(OSError):  # the daemon has gone, or the lines have ended
-            self._channel.shutdown(socket.SHUT_RDWR)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -39,16 +39,13 @@ class Machines:
     def machine_joined(self, machine: Machine) -> None:
         """Start a worker on each of its devices: the same as before, if it was lost."""
         workers = self._workers.setdefault(machine.name, [])
-        slots = self._slots(machine, workers)
-        returned = [slot for slot in slots if slot.worker in self._fleet.places]
-        for slot in returned:  # its devices may be other ones now
-            self._fleet.places[slot.worker].slot = slot
         self._machines[machine.name] = machine
-        for slot in slots:
-            if slot in returned:
-                self._fleet.supervisor.bring_back([slot.worker], machine)
-            else:
+        for slot in self._slots(machine, workers):
+            if (place := self._fleet.places.get(slot.worker)) is None:
                 self._fleet.supervisor.add([slot], machine)
+            else:
+                place.slot = slot  # its devices may be other ones now
+                self._fleet.supervisor.bring_back([slot.worker], machine)
 
     def machine_lost(self, machine: Machine, reason: str) -> None:
         """Lose all its workers in one event."""

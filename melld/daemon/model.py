@@ -277,16 +277,13 @@ class ServedModel:
 
     def status(self) -> ModelStatus:
         """Return what clients and operators may know of the model as a whole."""
-        states = [place.state for place in self.parts.fleet.places.values()]
+        state, reason = ModelState.UNLOADED, ""
         if self.is_warm:
             state = ModelState.LOADED
-        elif (reason := self.failure or self.why_not_ready()) is not None and not LOADING.intersection(states):
-            return self._status(ModelState.FAILED, reason)
-        else:
-            state = ModelState.LOADING if LOADING.intersection(states) else ModelState.UNLOADED
-        return self._status(state)
-
-    def _status(self, state: ModelState, reason: str = "") -> ModelStatus:
+        elif LOADING.intersection(place.state for place in self.parts.fleet.places.values()):
+            state = ModelState.LOADING
+        elif reason := self.failure or self.why_not_ready() or "":
+            state = ModelState.FAILED
         return ModelStatus(
             model=self.name,
             names=self.names,

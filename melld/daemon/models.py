@@ -184,12 +184,12 @@ class Models:
     def carry_out(self, config: Config, prepared: "Mapping[str, Prepared]") -> Reloaded:
         """Serve the configured models, of which new ones are prepared, and those loaded by hand; return the changes."""
         config, before = self._with_those_by_hand(config), list(self.served)
-        if prepared and self.is_alone:
-            alone, others = self.served[0], [one.frontend.vllm_config for one in prepared.values()]
-            self._parts.letting.adopt(config, alone, self.prepared[alone].frontend.vllm_config, others)
-            self._begin_landlord()
         kept = kept_of(self._configured(), config.models)
         with self._trial(prepared):
+            if prepared and self.is_alone:
+                alone, others = self.served[0], [one.frontend.vllm_config for one in prepared.values()]
+                self._parts.letting.adopt(config, alone, self.prepared[alone].frontend.vllm_config, others)
+                self._begin_landlord()
             for wanted in config.models:
                 if (name := wanted.names[0]) in prepared and name not in self._candidates:
                     self._make(config, wanted, prepared[name].frontend.vllm_config)

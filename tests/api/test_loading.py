@@ -117,6 +117,8 @@ async def test_a_model_is_listed_in_full_before_it_is_loaded() -> None:
     async with served(Absent()) as url, openai.AsyncOpenAI(base_url=url.rpartition("/")[0], api_key="none") as client:
         card, adapter = (await client.models.list()).data
         one = await client.models.retrieve("slow")
+        with pytest.raises(openai.NotFoundError, match="available: slow, pirate"):
+            await client.completions.create(model="other", prompt="a")
     needed = {name for name, field in openai.types.Model.model_fields.items() if field.is_required()}
     assert needed - card.model_fields_set == needed - one.model_fields_set == set()
     assert (card.id, card.object, card.model_extra["status"]) == ("slow", "model", "failed")

@@ -8,12 +8,15 @@ import getpass
 import os
 import shlex
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from melld.cli import BAD_USAGE
 from melld.cli.asking import NO_ANSWER, daemon_of
-from melld.cli.borrowing.loan import LoanHolder, NotLent, say, wait_lent
+from melld.cli.borrowing.loan import NotLent, keep_lent, say, wait_lent
 from melld.cli.borrowing.program import environment_of, run_program
 from melld.cli.config_flags import add_daemon_flags, add_flag, number_that
 from melld.control.messages import Lend
@@ -73,14 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
     except (*NO_ANSWER, NotLent) as error:
         say(str(error))
         return NOT_LENT
-    holder = LoanHolder(client, asked, answer, loan.devices)
+    kept = client, answer, msgspec.structs.replace(asked, devices=loan.devices)
+    keeper = threading.Thread(target=keep_lent, args=kept, daemon=True)
     try:
-        return run_program(command, environment_of(loan, os.environ), holder.start)
+        return run_program(command, environment_of(loan, os.environ), keeper.start)
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
         return NOT_EXECUTABLE
-    finally:
-        holder.end()
 
 
 def _usage(word: str) -> str:

@@ -7,8 +7,8 @@ once that is empty, so two daemons never serve, or compute on one device, at onc
     old   STARTED ──► GIVING ──► CLOSED (of its last device) ──► HANDED_OVER ──► ENDED
              ├──────────┼─────────┼── the new one has ended ─────────┴──► SERVING
              └──────────┴─────────┴── told to stop ──► STOPPED
-    new   PREPARING ──► WAITING ──► READY ──► TAKEN_OVER
-              └────────────┴── the old one has ended ──► ALONE ──► TAKEN_OVER
+    new   WAITING ──► READY ──► TAKEN_OVER
+             └── the old one has ended ──► ALONE ──► TAKEN_OVER
 """
 
 import enum
@@ -28,8 +28,7 @@ class State(enum.StrEnum):
     ENDED = "ended"
     STOPPED = "stopped"  # both end before the new one serves
 
-    PREPARING = "preparing"
-    WAITING = "waiting"  # for devices, and for a worker to load on them
+    WAITING = "waiting"  # for its settings and imports, for devices, and for a worker to load on them
     READY = "ready"  # to take requests
     ALONE = "alone"  # the old one died before that
     TAKEN_OVER = "taken over"
@@ -46,7 +45,6 @@ class Event(enum.StrEnum):
     OTHER_ENDED = "other ended"
     CALLED_OFF = "called off"  # by the operator, or as the old one cannot go on with it
     STOPPED = "stopped"  # one of them was told to end
-    PREPARED = "prepared"
     GIVEN = "given"  # old to new: here are devices
     WORKER_READY = "worker ready"
     YOURS = "yours"  # old to new, and on the old side once all is said: take the requests
@@ -88,13 +86,11 @@ _ROWS: Sequence[tuple[Sequence[State], Event, State | None, Sequence[Command]]] 
     ([_S.HANDED_OVER], _E.CALLED_OFF, _S.HANDED_OVER, []),
     ([_S.HANDED_OVER], _E.STREAMS_ENDED, _S.ENDED, [_C.END]),
     ([_S.HANDED_OVER], _E.STOPPED, _S.ENDED, [_C.END]),
-    ([_S.PREPARING], _E.PREPARED, _S.WAITING, [_C.ASK]),
     ([_S.WAITING, _S.TAKEN_OVER], _E.GIVEN, None, [_C.START]),
     ([_S.WAITING], _E.WORKER_READY, _S.READY, [_C.OFFER]),
     ([_S.READY], _E.YOURS, _S.TAKEN_OVER, [_C.ACCEPT, _C.ASK]),
     ([_S.READY], _E.OTHER_ENDED, _S.TAKEN_OVER, [_C.START_ALL, _C.ACCEPT]),
-    ([_S.PREPARING, _S.WAITING], _E.OTHER_ENDED, _S.ALONE, [_C.START_ALL]),
-    ([_S.ALONE], _E.PREPARED, _S.ALONE, []),
+    ([_S.WAITING], _E.OTHER_ENDED, _S.ALONE, [_C.START_ALL]),
     ([_S.ALONE], _E.WORKER_READY, _S.TAKEN_OVER, [_C.ACCEPT]),
     ([_S.TAKEN_OVER], _E.OTHER_ENDED, _S.TAKEN_OVER, [_C.START_ALL]),
 )

@@ -7,7 +7,6 @@ who provide the content.
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,12 +36,13 @@ def leave(directory: Path, legacy: Legacy) -> None:
         NotLeft: it cannot be written; an earlier one stays.
     """
     path = directory / FILE
+    text = msgspec.msgpack.encode(legacy, enc_hook=lambda one: one.model_dump(mode="json", exclude_none=True))  # vLLM's
     try:
         number, name = tempfile.mkstemp(prefix=f".{FILE}.", dir=directory)  # as another may write at the same time
         half = Path(name)
         try:
             with os.fdopen(number, "wb") as file:
-                file.write(msgspec.msgpack.encode(legacy, enc_hook=_plain))
+                file.write(text)
                 os.fsync(file.fileno())
             half.replace(path)
         finally:
@@ -61,8 +61,3 @@ def take(directory: Path) -> Legacy:
         return msgspec.msgpack.decode(text, type=Legacy)
     except (OSError, msgspec.MsgspecError):
         return Legacy()
-
-
-def _plain(value: Any) -> Any:
-    """Return one of vLLM's models as plain JSON values."""
-    return value.model_dump(mode="json", exclude_none=True)

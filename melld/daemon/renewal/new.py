@@ -25,7 +25,7 @@ class NewSide(wire.Side):
     """The side of a renewal that takes over."""
 
     def __init__(self, end: socket.socket, inherited: wire.Inherited, descriptors: list[int]) -> None:
-        super().__init__(end, State.PREPARING)
+        super().__init__(end, State.WAITING)
         self.inherited = inherited
         self.lock, control, *api = descriptors
         self.control = socket.socket(fileno=control)
@@ -73,14 +73,13 @@ class NewSide(wire.Side):
 
     async def prepared(self) -> None:
         """Ask for a device, now that everything that can fail without one has been tried; return once there is one."""
-        self.happen(Event.PREPARED)
+        self.say(wire.Told(Event.WANTS))
         await self._has_device.wait()
 
     async def take_over(self) -> None:
         """Return once this daemon is to take requests; call it when a worker is ready."""
         self.happen(Event.WORKER_READY)
         await self._accepted.wait()
-        self._inherit()
 
     def joined(self, on_join: Callable[[list[socket.socket]], None]) -> None:
         """Start serving the idle connections that the other passes on."""

@@ -25,12 +25,6 @@ log = logging.getLogger("melld.renewal")
 BORROWER, USER = "melld serve", "renewal"
 LOOK_S = 0.2
 MAIN_PID_TRIES = 25
-STEPS = {
-    State.SERVING: RenewalStep.KEPT,
-    State.STOPPED: RenewalStep.STOPPED,
-    **dict.fromkeys((State.HANDED_OVER, State.ENDED), RenewalStep.RENEWED),
-}
-"""What the operator hears of a state, unless the renewal is under way."""
 
 
 class OldSide(wire.Side):
@@ -66,23 +60,20 @@ class OldSide(wire.Side):
 
     def told(self) -> Renewal:
         """Return the progress."""
-        calls, new = self._daemon.admission.in_flight, f"pid {self._process.pid}"
-        match self.state:
-            case State.SERVING:
-                told = self._reason
-            case State.STOPPED:
-                told = f"pid {os.getpid()} was told to stop, and ends {new} too"
-            case State.HANDED_OVER | State.ENDED:
-                told = f"{new} is serving; pid {os.getpid()} exits after its {calls} calls"
-            case State.CLOSED:
-                limit = f"at most {self._daemon.settings.config.server.drain_s:g} s"
-                waits = f"new requests wait until {calls} calls end ({limit}) and {new} has loaded"
-                told = f"no second device is available: {waits}"
-            case State.GIVING:
-                told = f"draining a device for {new} to load on"
-            case _:
-                told = f"{new} is reading its settings and importing"
-        return Renewal(step=STEPS.get(self.state, RenewalStep.UNDER_WAY), pid=self._process.pid, told=told)
+        calls, new, old = self._daemon.admission.in_flight, f"pid {self._process.pid}", f"pid {os.getpid()}"
+        limit = f"at most {self._daemon.settings.config.server.drain_s:g} s"
+        waits = f"new requests wait until {calls} calls end ({limit}) and {new} has loaded"
+        renewed = RenewalStep.RENEWED, f"{new} is serving; {old} exits after its {calls} calls"
+        step, told = {
+            State.STARTED: (RenewalStep.UNDER_WAY, f"{new} is reading its settings and importing"),
+            State.GIVING: (RenewalStep.UNDER_WAY, f"draining a device for {new} to load on"),
+            State.CLOSED: (RenewalStep.UNDER_WAY, f"no second device is available: {waits}"),
+            State.HANDED_OVER: renewed,
+            State.ENDED: renewed,
+            State.SERVING: (RenewalStep.KEPT, self._reason),
+            State.STOPPED: (RenewalStep.STOPPED, f"{old} was told to stop, and ends {new} too"),
+        }[self.state]
+        return Renewal(step=step, pid=self._process.pid, told=told)
 
     def changed(self) -> None:
         """See `Side`."""

@@ -124,8 +124,7 @@ class Succession:
         """Return when this daemon is to take requests, after reading the handover file."""
         if self.before is not None:
             await self.before.take_over()
-        else:
-            self.inherit()
+        self.inherit()
 
     async def serves(self, admission: Admission, entrance: Entrance) -> None:
         """Start answering the operator's commands, and serving the predecessor's idle connections."""

@@ -30,7 +30,8 @@ class Lending:
         self._takes: dict[WorkerId, int] = {}
         """The number of each worker's last take, until it is answered."""
         self._number = 0
-        self._reading: list[tuple[WorkerId, set[WorkerId]]] = []
+        self._reading: dict[WorkerId, set[WorkerId]] = {}
+        """The siblings that may still copy from a worker that has ended."""
 
     def grant(self, worker: WorkerId, granules: Iterable[int], cause: EventId = NO_EVENT) -> None:
         """Grant the worker these granules, which are free and zero."""
@@ -59,22 +60,18 @@ class Lending:
     def worker_ended(self, worker: WorkerId, siblings: Iterable[WorkerId]) -> None:
         """Fail the take from an exited worker; its siblings have been told to close their links to it."""
         self._fail(worker, self._takes.get(worker, 0), "it exited before it replied")
-        for _, readers in self._reading:
+        for readers in self._reading.values():
             readers.discard(worker)
-        if worker not in [ended for ended, _ in self._reading]:  # else it dozed, and has died since
-            self._reading.append((worker, set(siblings)))
+        self._reading.setdefault(worker, set(siblings))  # it is there if it dozed, and has died since
         self._tell_gone()
 
     def link_closed(self, worker: WorkerId, peer: WorkerId) -> None:
         """Note that the worker no longer reads the memory of a sibling that has ended."""
-        for ended, readers in self._reading:
-            if ended == peer and worker in readers:
-                readers.remove(worker)
-                break
+        self._reading.get(peer, set()).discard(worker)
         self._tell_gone()
 
     def _tell_gone(self) -> None:
-        gone = [worker for worker, readers in self._reading if not readers]
-        self._reading = [waiting for waiting in self._reading if waiting[1]]
+        gone = [worker for worker, readers in self._reading.items() if not readers]
+        self._reading = {worker: readers for worker, readers in self._reading.items() if readers}
         for worker in gone:
             self._owner().worker_gone(worker)

@@ -21,11 +21,11 @@ class Sides:
     def __init__(self, chance: random.Random, devices: int) -> None:
         self.chance = chance
         self.old: State | None = State.STARTED
-        self.new: State | None = State.PREPARING
+        self.new: State | None = State.WAITING
         self.holder: dict[str, str] = dict.fromkeys(DEVICES[:devices], "old")
         self.to_old: deque[Event] = deque()
         self.to_new: deque[Event | tuple[str, ...]] = deque()
-        self.running: list[tuple[str, Callable[[], None]]] = [("new", lambda: self.happen_new(Event.PREPARED))]
+        self.running: list[tuple[str, Callable[[], None]]] = [("new", lambda: self.to_old.append(Event.WANTS))]
         self.open = "old"
         self.is_ready = self.is_said = False
 
@@ -194,4 +194,4 @@ def test_a_stop_before_the_new_one_serves_ends_both() -> None:
 def test_what_cannot_come_changes_nothing() -> None:
     """A bug is told as such."""
     with pytest.raises(IllegalTransition):
-        step(State.PREPARING, Event.YOURS)
+        step(State.WAITING, Event.YOURS)
