@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 
+import psutil
+
 from melld.engine.host.local_process import LocalProcess
 from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
@@ -58,17 +60,18 @@ class JudgeProcess(asyncio.Protocol):
             await self._answered()
             undo.pop_all()
 
-    async def compile(self, constraint: bytes, cpu_s: float) -> tuple[Verdict, list[bytes]]:
+    async def compile(self, constraint: bytes, cpu_s: float, stopped_s: float) -> tuple[Verdict, list[bytes]]:
         """Return the judge's verdict, and the constraint as a worker must compile it.
 
         Raises:
             JudgeEnded: it has ended without an answer.
+            TimeoutError: it has not run for `stopped_s`.
         """
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         if not self._transport.is_closing():  # otherwise it has ended, and the template will report that
             self._transport.writelines(encode_frame(JudgeConstraint(cpu_s=cpu_s), [constraint]))
-        verdict, payload = await self._answered()
+        verdict, payload = await self._answered(stopped_s)
         assert isinstance(verdict, Verdict)
         return verdict, payload
 
@@ -81,8 +84,13 @@ class JudgeProcess(asyncio.Protocol):
         for message, payload in self._decoder.feed(data):
             self._answer.set_result((message, payload))
 
-    async def _answered(self) -> tuple[FromJudge, list[bytes]]:
-        await asyncio.wait((self._answer, self.ended), return_when=asyncio.FIRST_COMPLETED)
+    async def _answered(self, stopped_s: float | None = None) -> tuple[FromJudge, list[bytes]]:
+        either, before = (self._answer, self.ended), None
+        while not (await asyncio.wait(either, timeout=stopped_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # then `ended` is about to tell
+                if (used := psutil.Process(self._process.pid).cpu_times()) == before:
+                    raise TimeoutError
+                before = used
         if self._answer.done():
             return self._answer.result()
         raise JudgeEnded(self.ended.result())

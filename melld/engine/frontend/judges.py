@@ -25,8 +25,8 @@ from melld.errors import ConstraintRefused, NoJudge
 
 log = logging.getLogger("melld.judges")
 SEATS = 2
-WALL_FACTOR = 10
-"""Wall-clock limit of a judge as a multiple of its CPU time: beyond that, the judge has hardly run."""
+STOPPED_FACTOR = 5
+"""How long a judge may stand still before it is replaced, as a multiple of its CPU time: a slow one goes on."""
 MAX_STARTS = 3
 MAX_KNOWN_BYTES = 16 << 20
 
@@ -59,7 +59,7 @@ class Judges:
 
         Raises:
             ConstraintRefused: it is invalid, or cannot be compiled within the budget.
-            NoJudge: no process could be started to judge it, or two hardly ran.
+            NoJudge: no process could be started to judge it, or two stood still.
         """
         digest = hashlib.sha256(constraint).digest()
         asked_s = asyncio.get_running_loop().time()
@@ -83,7 +83,7 @@ class Judges:
         await asyncio.gather(*self._judges)
 
     async def _rule(self, digest: bytes, constraint: bytes) -> Ruling:
-        """Blame the constraint for the end of its judge, unless that was killed or hardly ran: then retry it once."""
+        """Blame the constraint for the end of its judge, unless that was killed or stood still: then retry it once."""
         for is_last in (False, True):
             try:
                 verdict, payload = await self._compile(constraint)
@@ -107,8 +107,7 @@ class Judges:
         judge = await self._free_judge()
         with contextlib.ExitStack() as undo:
             undo.callback(judge.kill)
-            async with asyncio.timeout(WALL_FACTOR * self._cpu_s):
-                answer = await judge.compile(constraint, self._cpu_s)
+            answer = await judge.compile(constraint, self._cpu_s, STOPPED_FACTOR * self._cpu_s)
             undo.pop_all()
         self._idle.append(judge)
         return answer

@@ -201,6 +201,18 @@ def test_a_stopped_judge_is_replaced(court: Court) -> None:
     court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
+def test_a_slow_judge_goes_on(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine gives it little of a processor: its own time is limited, and not the clock's."""
+    monkeypatch.setattr("melld.engine.frontend.judges.STOPPED_FACTOR", 0.5)
+
+    async def scenario() -> None:
+        async with court.judges(2) as judges:
+            with pytest.raises(ConstraintRefused, match="2 s of CPU time"):
+                await judges.judge(msgspec.msgpack.encode(HEAVY), "a")
+
+    court.runner.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
 def test_a_judge_with_a_closed_wire_is_replaced(court: Court) -> None:
     """Its wire closes before the template reports its end: whoever asks just then must wait."""
 
