@@ -20,6 +20,7 @@ from melld.nearest import did_you_mean
 T = TypeVar("T", bound=msgspec.Struct)
 LONGEST_VALUE = 60
 LARGEST_WHOLE = 1 << 63
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
@@ -45,14 +46,21 @@ def _known(kind: type) -> inspect.Type:
 
 
 def _odd(value: Any, kind: inspect.Type, path: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-    """Return the key of a value that no system call takes: a number of more than 64 bits, a text with a NUL."""
+    """Return the key of a value that no system call takes: a number of more than 64 bits, a text with a NUL.
+
+    Nor does any message take half a surrogate pair, which stands for a byte of a flag that is not UTF-8.
+    """
     if isinstance(value, dict):
         kinds = {field.encode_name: field.type for part in _structs(kind) for field in part.fields}
         found = (_odd(one, kinds[key], (*path, key)) for key, one in value.items() if key in kinds)
     elif isinstance(value, list | tuple):
         found = (_odd(one, kind, path) for one in value)
     else:
-        odd = abs(value) >= LARGEST_WHOLE if isinstance(value, int) else isinstance(value, str) and "\0" in value
+        odd = (
+            abs(value) >= LARGEST_WHOLE
+            if isinstance(value, int)
+            else isinstance(value, str) and _NOT_TEXT.search(value) is not None
+        )
         return path if odd else None
     return next((one for one in found if one is not None), None)
 

@@ -55,6 +55,7 @@ HINTS: Mapping[str, str] = {"start": "serve", "list": "models", "ls": "models", 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sub-command that `argv` (without the program's name) asks for, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _fill_standard_descriptors()
     if sys.stdout is None:  # `melld status >&-`
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  open to the end
     name = ""
@@ -95,6 +96,15 @@ def _encode_output(*, json: bool) -> None:
 def _drop_output() -> None:
     """Discard pending output, so that the interpreter does not try to write it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fill_standard_descriptors() -> None:
+    """Open what is closed of descriptors 0 to 2 (`<&-`), which libuv aborts on closing as a socket of its own."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free one, so this one
 
 
 def _command(words: Sequence[str]) -> str:

@@ -6,6 +6,8 @@ process, is the daemon's.
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -246,8 +248,9 @@ class ServedModel:
         if place.state is WorkerState.WAITING:
             return place.state, place.life.obstacle
         if place.state is WorkerState.FAILED and not place.life.given_up:
+            left_s = math.ceil(max(0.0, place.rested_s - time.monotonic()))
             when = "restarts in" if self.parts.fleet.supervisor.owner.wants_all else "will not be retried for"
-            return place.state, f"{place.detail}; {when} {place.life.back_off_s:.0f} s"
+            return place.state, f"{place.detail}; {when} {left_s} s" if left_s else place.detail
         return place.state, place.detail
 
     def why_not_ready(self) -> str | None:

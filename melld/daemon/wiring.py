@@ -48,6 +48,7 @@ from melld.engine.host.local import LocalHost
 from melld.engine.host.ports import Host
 from melld.engine.host.template import TemplateProcess
 from melld.engine.pin import check_build
+from melld.errors import MelldError
 from melld.kvstore.device_reading import Device
 from melld.kvstore.nvml import Nvml
 from melld.landlord.events import NEVER
@@ -140,10 +141,23 @@ def make_parts(
     return DaemonParts(template, models, watch, metrics, shared, landlord, letting, gpus, machines, cluster)
 
 
-def prepare_frontends(parts: DaemonParts) -> list["Prepared"]:
-    """Import vLLM and check each model's configuration with it.  Takes seconds: to be called in a thread."""
-    from melld.engine.frontend.rehearsal import prepare
+class NotImported(MelldError):
+    """vLLM cannot be imported here."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"cannot import vLLM: {error}")
+
+
+def prepare_frontends(parts: DaemonParts) -> list["Prepared"]:
+    """Import vLLM and check each model's configuration with it.  Takes seconds: to be called in a thread.
+
+    Raises:
+        NotImported, ConfigError
+    """
+    try:
+        from melld.engine.frontend.rehearsal import prepare
+    except (ImportError, OSError) as error:  # a damaged environment, or a cache directory that cannot be made
+        raise NotImported(error) from error
     return [prepare(model.parts.config, kind_of(parts.gpus)) for model in parts.models]
 
 

@@ -189,3 +189,10 @@ def test_an_unreadable_directory_counts_as_having_no_file(tmp_path: Path) -> Non
     unseen = tmp_path / ("a" * 300)  # root may look everywhere: a name that is too long fails alike
     environment = {"CONFIGURATION_DIRECTORY": str(unseen), "RUNTIME_DIRECTORY": "/run/melld"}
     assert directories(environment=environment) == ["/run/melld"]
+
+
+@pytest.mark.parametrize("words", [["--model"], ["--model", "m", "--name"], ["--model", "m", "--runtime-directory"]])
+def test_a_flag_that_is_not_utf8_is_refused(words: list[str]) -> None:
+    """A directory named in Latin-1: no message to a worker could hold it, so the start would fail there."""
+    with pytest.raises(ConfigError, match=f"{words[-1]}: wants text"):
+        load(*words, os.fsdecode(b"m\xf6del"))

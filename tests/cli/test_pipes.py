@@ -61,6 +61,20 @@ def test_a_command_works_without_stdout(words: tuple[str, ...], demo_model: Path
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
+CLOSED = """
+import socket, sys
+from melld.cli import main
+main(sys.argv[1:])
+sys.exit(socket.socket().fileno())
+"""
+
+
+def test_closed_standard_descriptors_are_never_a_socket(demo_model: Path) -> None:
+    """`melld serve <&-`: libuv aborts the process as it closes a socket with a number below 3."""
+    program = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED)
+    assert run(program, COMMANDS["check-config"], demo_model, None).returncode >= 3
+
+
 ASCII = os.environ | {"PYTHONIOENCODING": "ascii"}
 
 

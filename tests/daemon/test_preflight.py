@@ -14,6 +14,7 @@ from melld.cli import main
 from melld.config import Config, IdleConfig, ModelConfig, PrioritiesConfig, SchedulerConfig, TargetsConfig
 from melld.config_server import ServerConfig
 from melld.daemon.preflight import CHAT, CannotListen, bind, check_model, check_policy, ready_text, scheduler_settings
+from melld.daemon.wiring import NotImported, prepare_frontends
 from melld.errors import ConfigError
 from melld.scheduler.scheduler import SchedulerSettings
 from melld.scheduler.targets import Targets, promised
@@ -145,3 +146,10 @@ def test_the_operator_s_idle_time_overrides_the_policy(
         idle=IdleConfig(sleep_after_s=sleep_after_s),
     )
     assert scheduler_settings(config).cluster.retire_after_s == seconds
+
+
+def test_a_vllm_that_cannot_be_imported_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged environment, or a cache directory that cannot be made: `melld serve` ends without a traceback."""
+    monkeypatch.setitem(sys.modules, "melld.engine.frontend.rehearsal", None)
+    with pytest.raises(NotImported, match="cannot import vLLM: import of melld"):
+        prepare_frontends(None)  # type: ignore[arg-type]

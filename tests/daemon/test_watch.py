@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -30,6 +31,7 @@ from melld.driver.drain import WorkerDrain
 from melld.driver.idle import IdleSettings, IdleWorkers
 from melld.driver.lendable import NeverLent
 from melld.engine.fleet.life import MAX_FAILED_STARTS, Event, Intent, State, Who
+from melld.engine.fleet.owner import Owner
 from melld.engine.fleet.place import Place
 from melld.engine.fleet.process import WorkerEnded, WorkerProcess
 from melld.engine.host.intake import Intake
@@ -339,3 +341,17 @@ async def test_a_worker_waits_while_another_program_fills_its_gpu() -> None:
     look_for_obstacle(place, supervisor, free)
     assert not place.life.obstacle
     assert place.timer is not None, "it starts after a rest"
+
+
+@pytest.mark.parametrize(("owner", "told"), [(None, "; restarts in 2 s"), (Owner(), "; will not be retried for 2 s")])
+async def test_a_dead_worker_s_rest_is_counted_down(owner: Owner | None, told: str) -> None:
+    """Operators see what is left of it; nobody is told to wait for a rest that is over."""
+    watched = Watched()
+    place = watched.places[0]
+    if owner is not None:
+        watched.fleet.supervisor.owner = owner
+    place.life.take(Event.DIED)
+    place.rested_s = time.monotonic() + 2.0
+    assert watched.model.state_of(place) == (WorkerState.FAILED, place.detail + told)
+    place.rested_s = 0.0
+    assert watched.model.state_of(place)[1] == place.detail
