@@ -75,12 +75,14 @@ class LongAnswer:
 
     async def encode(self, answer: BaseModel, dump: dict[str, Any]) -> bytes:
         """Return what `model_dump_json` with these arguments would return for the complete answer."""
+        if not self._unmade and self._weight(answer) <= PIECE:  # most are: nothing to look for
+            return answer.model_dump_json(**dump).encode()
         return b"".join([piece async for piece in self._written(answer, dump)])
 
     async def _written(self, model: BaseModel, dump: dict[str, Any]) -> AsyncIterator[bytes]:
         mark, left_out = secrets.token_hex(16), list[Any]()
         short = self._shortened(model, mark, left_out)
-        if not left_out:  # a short one: no turn of its own
+        if not left_out:  # its parts are short: no turn of its own
             yield short.model_dump_json(**dump).encode()
             return
         await self._turns.mine()
