@@ -20,7 +20,10 @@ from melld.nearest import did_you_mean
 T = TypeVar("T", bound=msgspec.Struct)
 LONGEST_VALUE = 60
 LARGEST_WHOLE = 1 << 63
-_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
+"""Half a surrogate pair: a byte of a flag that is not UTF-8."""
+TO_WORKERS = {"model", "models"}
+"""Tables that workers hear of, in messages, which are UTF-8."""
 
 
 def read_tables(tables: dict[str, Any], kind: type[T], where: str) -> T:
@@ -46,22 +49,16 @@ def _known(kind: type) -> inspect.Type:
 
 
 def _odd(value: Any, kind: inspect.Type, path: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-    """Return the key of a value that no system call takes: a number of more than 64 bits, a text with a NUL.
-
-    Nor does any message take half a surrogate pair, which stands for a byte of a flag that is not UTF-8.
-    """
+    """Return the key of a value that no system call or message takes: more than 64 bits, a NUL, what is not UTF-8."""
     if isinstance(value, dict):
         kinds = {field.encode_name: field.type for part in _structs(kind) for field in part.fields}
         found = (_odd(one, kinds[key], (*path, key)) for key, one in value.items() if key in kinds)
     elif isinstance(value, list | tuple):
         found = (_odd(one, kind, path) for one in value)
+    elif isinstance(value, str):
+        return path if "\0" in value or (TO_WORKERS.intersection(path[:1]) and _NOT_UTF8.search(value)) else None
     else:
-        odd = (
-            abs(value) >= LARGEST_WHOLE
-            if isinstance(value, int)
-            else isinstance(value, str) and _NOT_TEXT.search(value) is not None
-        )
-        return path if odd else None
+        return path if isinstance(value, int) and abs(value) >= LARGEST_WHOLE else None
     return next((one for one in found if one is not None), None)
 
 

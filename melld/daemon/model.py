@@ -248,7 +248,8 @@ class ServedModel:
         if place.state is WorkerState.WAITING:
             return place.state, place.life.obstacle
         if place.state is WorkerState.FAILED and not place.life.given_up:
-            left_s = math.ceil(max(0.0, place.rested_s - time.monotonic()))
+            due_s = place.rested_s if place.timer is None else place.timer.when()
+            left_s = math.ceil(max(0.0, due_s - time.monotonic()))
             when = "restarts in" if self.parts.fleet.supervisor.owner.wants_all else "will not be retried for"
             return place.state, f"{place.detail}; {when} {left_s} s" if left_s else place.detail
         return place.state, place.detail

@@ -29,28 +29,31 @@ def say(text: str) -> None:
 
 
 def wait_lent(answer: OpenAnswer) -> Loan:
-    """Wait until devices are lent, showing progress.
+    """Wait until devices are lent, showing progress; close the connection on failure.
 
     Raises:
         NotLent: none were.
     """
     began_s, told = time.monotonic(), ""
-    for line in answer.lines():
-        loan = msgspec.json.decode(line, type=Loan)
-        match loan.step:
-            case LoanStep.REFUSED:
-                raise NotLent(loan.reason)
-            case LoanStep.LENT:
-                say(f"{', '.join(loan.devices)}: free after {duration_text(time.monotonic() - began_s)}")
-                return loan
-            case LoanStep.WAITING:
-                text = f"waiting: {loan.reason}"
-            case LoanStep.EMPTYING:
-                text = f"draining {', '.join(loan.workers)}: {loan.left} left, {loan.moved} moved"
-        if text != told:
-            say(text)
-        told = text
-    raise NotLent("the daemon is gone")
+    with contextlib.ExitStack() as unless_lent:
+        unless_lent.callback(answer.close)
+        for line in answer.lines():
+            loan = msgspec.json.decode(line, type=Loan)
+            match loan.step:
+                case LoanStep.REFUSED:
+                    raise NotLent(loan.reason)
+                case LoanStep.LENT:
+                    say(f"{', '.join(loan.devices)}: free after {duration_text(time.monotonic() - began_s)}")
+                    unless_lent.pop_all()
+                    return loan
+                case LoanStep.WAITING:
+                    text = f"waiting: {loan.reason}"
+                case LoanStep.EMPTYING:
+                    text = f"draining {', '.join(loan.workers)}: {loan.left} left, {loan.moved} moved"
+            if text != told:
+                say(text)
+            told = text
+        raise NotLent("the daemon is gone")
 
 
 def keep_lent(client: ControlClient, answer: OpenAnswer, lent: Lend) -> None:

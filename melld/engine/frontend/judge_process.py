@@ -17,6 +17,7 @@ from melld.engine.host.template import TemplateProcess
 from melld.engine.wire.frames import FrameDecoder, encode_frame
 from melld.engine.wire.judge import FromJudge, JudgeConstraint, Verdict
 from melld.engine.wire.spec import WorkerSpec
+from melld.kvstore.process_meter import UNREADABLE
 
 
 class JudgeEnded(Exception):
@@ -85,12 +86,14 @@ class JudgeProcess(asyncio.Protocol):
             self._answer.set_result((message, payload))
 
     async def _answered(self, stopped_s: float | None = None) -> tuple[FromJudge, list[bytes]]:
-        either, before = (self._answer, self.ended), None
+        either, before = (self._answer, self.ended), object()
         while not (await asyncio.wait(either, timeout=stopped_s, return_when=asyncio.FIRST_COMPLETED))[0]:
-            with contextlib.suppress(psutil.NoSuchProcess):  # then `ended` is about to tell
-                if (used := psutil.Process(self._process.pid).cpu_times()) == before:
-                    raise TimeoutError
-                before = used
+            used = None
+            with contextlib.suppress(*UNREADABLE, OSError):  # it has ended, or no descriptor is left
+                used = psutil.Process(self._process.pid).cpu_times()
+            if used == before:
+                raise TimeoutError
+            before = used
         if self._answer.done():
             return self._answer.result()
         raise JudgeEnded(self.ended.result())
